@@ -139,6 +139,7 @@ func TestPortOfAResteeredProcess(t *testing.T) {
 func TestMasqueradeAvoidsResteeredProcess(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+			w.programs(t, p) // the half-open flow is not to wait for them
 			putOwn(t, w, instead, processPort, maps.FlowNew, maps.FlowFromClient, maps.FlowToClient)
 			if open {
 				answersInstead(t, w, "S.")

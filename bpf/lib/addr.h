@@ -52,6 +52,16 @@ static __always_inline struct addr addr_loopback(const struct addr *a)
 	return (struct addr){ .words = { 0, 0, 0, bpf_htonl(1) } };
 }
 
+/* addr_is_loopback reports whether a is in 127.0.0.0/8, or ::1. */
+static __always_inline bool addr_is_loopback(const struct addr *a)
+{
+	struct addr loopback = addr_loopback(a);
+
+	if (addr_is_v4(a))
+		return (a->words[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+	return addr_equal(a, &loopback);
+}
+
 /* mix spreads a difference in any bit over all bits. */
 static __always_inline __u32 mix(__u32 h)
 {

@@ -43,16 +43,14 @@ static __always_inline enum reason translates_connects(__u8 proto)
  */
 static __always_inline bool may_be_localhost(const struct frontend_key *original_dst)
 {
-	struct addr loopback = addr_loopback(&original_dst->addr);
-
-	if (!addr_equal(&original_dst->addr, &loopback))
+	if (!addr_is_loopback(&original_dst->addr))
 		return false;
-	return addr_is_v4(&loopback) ? config_localhost_node_ports_v4 :
-				       config_localhost_node_ports_v6;
+	return addr_is_v4(&original_dst->addr) ? config_localhost_node_ports_v4 :
+						 config_localhost_node_ports_v6;
 }
 
 /*
- * lookup_dial copies the pool that serves the destination; localhost is set if it is the loopback
+ * lookup_dial copies the pool that serves the destination; localhost is set if it is a loopback
  * address of the node's own namespace. A destination that is no Service costs the filter, and the
  * check whether it is in a Service CIDR.
  */
@@ -60,7 +58,6 @@ static __always_inline enum reason lookup_dial(const struct frontend_key *origin
 					       bool localhost, struct pool *pool)
 {
 	bool maybe = may_be_ours(addr_hash(&original_dst->addr)), node_ports = false;
-	struct addr loopback = addr_loopback(&original_dst->addr);
 	enum reason why;
 
 	if (maybe) {
@@ -70,7 +67,7 @@ static __always_inline enum reason lookup_dial(const struct frontend_key *origin
 		node_ports = addr_flags(&original_dst->addr) & ADDR_NODE_PORT;
 	}
 	/* Node ports also answer on loopback, but only on that of the node's own namespace. */
-	if (addr_equal(&original_dst->addr, &loopback))
+	if (addr_is_loopback(&original_dst->addr))
 		node_ports = localhost;
 	if (node_ports) {
 		why = find_node_port(original_dst, pool);

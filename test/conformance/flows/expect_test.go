@@ -34,7 +34,7 @@ func (s *scenario) expect(f flow, p path) expected {
 	switch {
 	case p.from == onNode && !p.socket:
 		want.outcomes, want.note = nil, "no hook sees what the node itself sends by "+string(f.Protocol)
-	case p.from == onNode && isLocalhost(f.DestIP):
+	case p.from == onNode && f.DestIP.IsLoopback():
 		s.expectOnLoopback(f, &want)
 	case p.from == inPod && !s.Node.LocalCIDR.IsValid():
 		s.expectOfPod(f, &want)
@@ -106,11 +106,6 @@ func (s *scenario) expectOfPodElsewhere(f flow, want *expected) {
 	if !slices.Equal(want.outcomes, f.Output) {
 		want.note = "a pod of another node is external (DESIGN.md 2.2)"
 	}
-}
-
-// isLocalhost is true for 127.0.0.1 and ::1, and for no other loopback address.
-func isLocalhost(ip netip.Addr) bool {
-	return ip == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || ip == netip.IPv6Loopback()
 }
 
 // isSticky reports whether Services have session affinity. A scenario in which only
