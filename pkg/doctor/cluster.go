@@ -1,15 +1,20 @@
 package doctor
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
@@ -19,8 +24,19 @@ type APIServer struct {
 	Status int // of HTTP
 	// ServiceIPs are the ClusterIPs of the Service `kubernetes`, if it may be listed.
 	ServiceIPs []string
+	// ServiceCIDRs and PodCIDRs are those of the cluster, if they may be listed. CIDRStatus is what HTTP
+	// says to the former: 404 before Kubernetes 1.33.
+	ServiceCIDRs []netip.Prefix
+	CIDRStatus   int
+	PodCIDRs     []PodCIDR
 	// Skew is how far the clock of the API server is ahead of this node's.
 	Skew time.Duration
+}
+
+// PodCIDR is a range of pod addresses of a node.
+type PodCIDR struct {
+	Node   string
+	Prefix netip.Prefix
 }
 
 // errNotConfigured is why no API server was asked, and giveAPIServer what to do.
@@ -57,6 +73,64 @@ func checkAPIServer(n Node) []Finding {
 	}
 
 	return ok("%s answers", api.URL)
+}
+
+// checkServiceCIDRs finds hosts and pods with addresses in a ServiceCIDR, which nobody can reach, and pods whose routes
+// lead a ServiceCIDR elsewhere, which count only after translation.
+func checkServiceCIDRs(n Node) []Finding {
+	switch {
+	case errors.Is(n.APIServer.Err, errNotConfigured):
+		return warning("not compared: "+n.APIServer.Err.Error(), giveAPIServer)
+	case n.APIServer.Err != nil:
+		return warning("not compared: the API server does not answer", "Mend what the check api-server reports.")
+	case n.APIServer.Value.CIDRStatus != http.StatusOK && n.APIServer.Value.CIDRStatus != http.StatusNotFound:
+		return warning(fmt.Sprintf("not compared: this client may not list ServiceCIDRs (status %d)", n.APIServer.Value.CIDRStatus),
+			"Give the kubeconfig of the agent, which may.")
+	case len(n.APIServer.Value.ServiceCIDRs) == 0:
+		return ok("the API server lists no ServiceCIDR, so no address is dropped")
+	}
+	var inside, led []string
+	for _, cidr := range n.APIServer.Value.ServiceCIDRs {
+		for _, r := range n.Routes.Value {
+			if cidr.Contains(r.To.Addr()) && r.To.Bits() >= cidr.Bits() {
+				inside = append(inside, fmt.Sprintf("route %s by %s is in %s", r.To, cmp.Or(r.Device, "no device"), cidr))
+			}
+		}
+		for _, p := range n.APIServer.Value.PodCIDRs {
+			if cidr.Overlaps(p.Prefix) {
+				inside = append(inside, fmt.Sprintf("podCIDR %s of node %s overlaps %s", p.Prefix, p.Node, cidr))
+			}
+		}
+		for _, owner := range slices.Sorted(maps.Keys(n.PodRoutes.Value)) {
+			routes := n.PodRoutes.Value[owner]
+			for _, r := range routes {
+				if r.To.Bits() > 0 && r.To.Overlaps(cidr) && !isDefaultDevice(routes, r) {
+					led = append(led, fmt.Sprintf("%s leads %s by %s", owner, r.To, cmp.Or(r.Device, "no device")))
+				}
+			}
+		}
+	}
+	var found []Finding
+	if len(inside) > 0 {
+		found = append(found, warning("hosts or pods may have addresses of a ServiceCIDR: "+status.ListText(inside),
+			"What no Service has there is dropped: give them other addresses, or the cluster another ServiceCIDR.")...)
+	}
+	if len(led) > 0 {
+		found = append(found, warning("routes of pods lead addresses of Services elsewhere: "+status.ListText(led),
+			"Sockets are translated before these routes count; opt such pods out if the addresses there are others' (a VPN, a second network).")...)
+	}
+	if len(found) > 0 {
+		return found
+	}
+
+	return ok("no route and no podCIDR is in a ServiceCIDR")
+}
+
+// isDefaultDevice reports whether a route leaves by the device of a default route of its family.
+func isDefaultDevice(routes []node.Route, r node.Route) bool {
+	return slices.ContainsFunc(routes, func(d node.Route) bool {
+		return d.To.Bits() == 0 && d.Device == r.Device && d.To.Addr().Is4() == r.To.Addr().Is4()
+	})
 }
 
 // explain names errors of certificates, and returns the text of others.

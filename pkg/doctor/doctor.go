@@ -79,6 +79,7 @@ var checks = []check{
 	{"ports", checkPorts, func(n Node) error { return cmp.Or(n.Ephemeral.Err, n.Masquerade.Err) }},
 	{"mtu", checkMTU, func(n Node) error { return n.Devices.Err }},
 	{"api-server", checkAPIServer, nil},
+	{"service-cidrs", checkServiceCIDRs, func(n Node) error { return cmp.Or(n.Routes.Err, n.PodRoutes.Err) }},
 	{"clock", checkClock, nil},
 	{"agent", checkAgent, nil},
 }

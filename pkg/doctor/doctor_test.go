@@ -52,8 +52,20 @@ func healthy() Node {
 		Masquerade: Fact[node.MasqueradePorts]{Value: node.MasqueradePorts{Ranges: []bpf.PortRange{{Low: 1024, High: 29999}, {Low: 61000, High: 65535}}}},
 		APIServer: Fact[APIServer]{Value: APIServer{
 			URL: "https://192.168.50.10:6443", Status: 200, ServiceIPs: []string{"10.96.0.1"},
+			ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/112")},
+			CIDRStatus:   200, PodCIDRs: []PodCIDR{{"node-1", netip.MustParsePrefix("10.244.1.0/24")}},
+		}},
+		Routes: Fact[[]node.Route]{Value: []node.Route{
+			route("0.0.0.0/0", "eth0"), route("10.0.0.0/8", "eth0"), route("192.168.50.0/24", "eth0"), route("::/0", "eth0"),
+		}},
+		PodRoutes: Fact[map[string][]node.Route]{Value: map[string][]node.Route{
+			"pod a": {route("0.0.0.0/0", "eth0"), route("10.0.0.0/8", "eth0"), route("10.244.1.0/24", "eth0")},
 		}},
 	}
+}
+
+func route(to, device string) node.Route {
+	return node.Route{To: netip.MustParsePrefix(to), Device: device}
 }
 
 func device(index int, name, kind string, class node.Class, mtu int) Device {
@@ -287,6 +299,16 @@ var patients = []struct {
 	{"api-server", "which may not list Services", func(n *Node) { n.APIServer.Value = APIServer{URL: "https://192.168.50.10:6443", Status: 403} }},
 	{"api-server", "by its ClusterIP", func(n *Node) { n.APIServer.Value.URL = "https://10.96.0.1:443" }},
 	{"api-server", "by its Service's name", func(n *Node) { n.APIServer.Value.URL = "https://kubernetes.default.svc" }},
+	{"service-cidrs", "with hosts and pods inside", func(n *Node) {
+		n.Routes.Value = append(n.Routes.Value, route("10.100.0.0/16", "docker0"))
+		n.APIServer.Value.PodCIDRs = []PodCIDR{{"node-2", netip.MustParsePrefix("10.96.0.0/11")}}
+	}},
+	{"service-cidrs", "with a VPN in a pod", func(n *Node) {
+		n.PodRoutes.Value["pod b"] = []node.Route{route("0.0.0.0/0", "eth0"), route("0.0.0.0/1", "tun0"), route("fd00::/16", "net1")}
+	}},
+	{"service-cidrs", "without ServiceCIDRs", func(n *Node) { n.APIServer.Value.ServiceCIDRs = nil }},
+	{"service-cidrs", "that may not be listed", func(n *Node) { n.APIServer.Value.CIDRStatus = 403 }},
+	{"service-cidrs", "without an API server", func(n *Node) { n.APIServer.Err = unix.ECONNREFUSED }},
 	{"clock", "a little behind", func(n *Node) { n.APIServer.Value.Skew = 7 * time.Second }},
 	{"clock", "far ahead", func(n *Node) { n.APIServer.Value.Skew = -time.Hour }},
 	{"clock", "without an API server", func(n *Node) { n.APIServer.Err = unix.ECONNREFUSED }},

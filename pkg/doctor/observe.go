@@ -126,6 +126,8 @@ type Node struct {
 	Ephemeral     Fact[[]bpf.PortRange]
 	Masquerade    Fact[node.MasqueradePorts]
 	APIServer     Fact[APIServer]
+	Routes        Fact[[]node.Route]
+	PodRoutes     Fact[map[string][]node.Route] // of other network namespaces, by the pod
 }
 
 // byClsact reports whether the agent attaches to devices by filters.
@@ -155,6 +157,13 @@ func Observe(ctx context.Context, cfg Config) Node {
 		Netfilter: look(node.ReadNetfilter), IPVS: look(countIPVS), MarkRules: look(node.MarkRules), IPsecPolicies: look(node.IPsecPolicies),
 		IPForward: look(readForwarding), Ephemeral: look(node.EphemeralPorts), Masquerade: look(node.ReadMasqueradePorts),
 		APIServer: look(func() (APIServer, error) { return askAPIServer(ctx, cfg) }),
+		Routes:    look(node.Routes),
+		PodRoutes: look(func() (map[string][]node.Route, error) {
+			routes := make(map[string][]node.Route)
+			err := node.RoutesOfOthers(func(owner string, of []node.Route) { routes[owner] = of })
+
+			return routes, err
+		}),
 		Processes: look(findProcesses), AllProcesses: seesAllProcesses(),
 	}
 	n.CgroupPrograms = look(func() ([]datapath.Foreign, error) {
@@ -386,38 +395,76 @@ func askAPIServer(ctx context.Context, cfg Config) (APIServer, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	const service = "/api/v1/namespaces/default/services?fieldSelector=metadata.name=kubernetes"
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(cfg.APIServer, "/")+service, nil)
-	if err != nil {
-		return api, err
-	}
-	request.Header.Set("Accept", "application/json")
-	began := time.Now()
-	response, err := cfg.Client.Do(request)
-	if err != nil {
-		var failed *url.Error
-		if errors.As(err, &failed) {
-			err = failed.Err // without the URL
+	// list decodes what the API server lists, if this client may see it.
+	list := func(path string, into any) (*http.Response, error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(cfg.APIServer, "/")+path, nil)
+		if err != nil {
+			return nil, err
+		}
+		request.Header.Set("Accept", "application/json")
+		response, err := cfg.Client.Do(request)
+		if err != nil {
+			var failed *url.Error
+			if errors.As(err, &failed) {
+				err = failed.Err // without the URL
+			}
+
+			return nil, err
+		}
+		defer response.Body.Close()
+		if body, err := io.ReadAll(io.LimitReader(response.Body, 16<<20)); err == nil {
+			_ = json.Unmarshal(body, into) // a refusal has no items
 		}
 
-		return api, err
-	}
-	defer response.Body.Close()
-	api.Status = response.StatusCode
-	if date, err := http.ParseTime(response.Header.Get("Date")); err == nil {
-		// The header has whole seconds, and was written while the request was on its way.
-		middle := began.Add(time.Since(began) / 2)
-		api.Skew = date.Add(500 * time.Millisecond).Sub(middle)
+		return response, nil
 	}
 	var services struct {
 		Items []struct {
 			Spec struct{ ClusterIPs []string }
 		}
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
-	if err == nil && json.Unmarshal(body, &services) == nil {
-		for _, item := range services.Items {
-			api.ServiceIPs = append(api.ServiceIPs, item.Spec.ClusterIPs...)
+	began := time.Now()
+	response, err := list("/api/v1/namespaces/default/services?fieldSelector=metadata.name=kubernetes", &services)
+	if err != nil {
+		return api, err
+	}
+	api.Status = response.StatusCode
+	if date, err := http.ParseTime(response.Header.Get("Date")); err == nil {
+		// The header has whole seconds, and was written while the request was on its way.
+		middle := began.Add(time.Since(began) / 2)
+		api.Skew = date.Add(500 * time.Millisecond).Sub(middle)
+	}
+	for _, item := range services.Items {
+		api.ServiceIPs = append(api.ServiceIPs, item.Spec.ClusterIPs...)
+	}
+	var cidrs struct {
+		Items []struct{ Spec struct{ CIDRs []string } }
+	}
+	var nodes struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Spec     struct{ PodCIDRs []string }
+		}
+	}
+	if response, err = list("/apis/networking.k8s.io/v1/servicecidrs", &cidrs); err != nil {
+		return api, err
+	}
+	api.CIDRStatus = response.StatusCode
+	if _, err := list("/api/v1/nodes?limit=500", &nodes); err != nil { // of which one shows the same mistake as all
+		return api, err
+	}
+	for _, item := range cidrs.Items {
+		for _, text := range item.Spec.CIDRs {
+			if prefix, err := netip.ParsePrefix(text); err == nil {
+				api.ServiceCIDRs = append(api.ServiceCIDRs, prefix)
+			}
+		}
+	}
+	for _, item := range nodes.Items {
+		for _, text := range item.Spec.PodCIDRs {
+			if prefix, err := netip.ParsePrefix(text); err == nil {
+				api.PodCIDRs = append(api.PodCIDRs, PodCIDR{item.Metadata.Name, prefix})
+			}
 		}
 	}
 

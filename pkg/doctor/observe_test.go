@@ -13,12 +13,19 @@ import (
 func mustServe(t testing.TB, status int, body string, ahead time.Duration) *httptest.Server {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if want := "/api/v1/namespaces/default/services?fieldSelector=metadata.name=kubernetes"; r.URL.String() != want {
-			t.Errorf("asked is for %s, want %s", r.URL, want)
+		answer := body
+		switch r.URL.String() {
+		case "/api/v1/namespaces/default/services?fieldSelector=metadata.name=kubernetes":
+		case "/apis/networking.k8s.io/v1/servicecidrs":
+			answer = `{"items": [{"spec": {"cidrs": ["127.0.0.0/30", "fd00:96::/112"]}}]}`
+		case "/api/v1/nodes?limit=500":
+			answer = `{"items": [{"metadata": {"name": "node-7"}, "spec": {"podCIDRs": ["fd00:96::/64"]}}]}`
+		default:
+			t.Errorf("asked is for %s", r.URL)
 		}
 		w.Header().Set("Date", time.Now().Add(ahead).UTC().Format(http.TimeFormat))
 		w.WriteHeader(status)
-		_, _ = w.Write([]byte(body)) // the client may have gone
+		_, _ = w.Write([]byte(answer)) // the client may have gone
 	}))
 	t.Cleanup(server.Close)
 
@@ -53,7 +60,13 @@ func TestAskAPIServer(t *testing.T) {
 				test.change(&cfg)
 			}
 			n := Node{APIServer: look(func() (APIServer, error) { return askAPIServer(t.Context(), cfg) })}
-			api, clock := checkAPIServer(n)[0], checkClock(n)[0]
+			api, clock, cidrs := checkAPIServer(n)[0], checkClock(n)[0], checkServiceCIDRs(n)[0]
+			if test.status == 200 && test.change == nil && !strings.Contains(cidrs.Seen, "podCIDR fd00:96::/64 of node node-7 overlaps fd00:96::/112") {
+				t.Errorf("ServiceCIDRs: %q", cidrs.Seen)
+			}
+			if test.status != 200 && cidrs.State != Warning {
+				t.Errorf("ServiceCIDRs that this client may not list: %s: %s", cidrs.State, cidrs.Seen)
+			}
 			if got := string(api.State) + ": " + api.Seen; !strings.HasPrefix(got, test.api) {
 				t.Errorf("API server: %q, want %q", got, test.api)
 			}
