@@ -89,7 +89,7 @@ nftables: {syncPeriod: %[4]s}
 // except Close.
 type Proxy interface {
 	// Version returns that of the program, and of the tools that it uses: "kube-proxy
-	// v1.36.3, nftables v1.0.6 (Lester Gooch #5)".
+	// v1.37.2, nftables v1.0.6 (Lester Gooch #5)".
 	Version() string
 	// Started returns when, all else being prepared, the process was about to be started.
 	Started() time.Time

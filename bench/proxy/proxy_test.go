@@ -140,7 +140,7 @@ func checkReports(t *testing.T, w *world, kind Kind, p Proxy) {
 	if costs.CPU < time.Millisecond || costs.RSS < 1<<20 || costs.PeakRSS < costs.RSS {
 		t.Errorf("the costs are %+v", costs)
 	}
-	program := "v1.36.3"
+	program := "v1.37.2"
 	if kind == Sluice {
 		program = "sluice"
 	}

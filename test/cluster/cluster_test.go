@@ -32,8 +32,8 @@ func TestCluster(t *testing.T) {
 
 	version, err := client.Discovery().ServerVersion()
 	lab.Must(t, err)
-	if version.GitVersion != "v1.36.3" || version.Major != "1" || version.Minor != "36" {
-		t.Errorf("the version is %s (%s.%s), want v1.36.3 (1.36)", version.GitVersion, version.Major, version.Minor)
+	if version.GitVersion != "v1.37.2" || version.Major != "1" || version.Minor != "37" {
+		t.Errorf("the version is %s (%s.%s), want v1.37.2 (1.37)", version.GitVersion, version.Major, version.Minor)
 	}
 
 	web := mustCreate(t, services.Create, &corev1.Service{

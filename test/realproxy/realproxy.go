@@ -211,7 +211,7 @@ func (p *Proxy) Synced(ctx context.Context) error {
 }
 
 // Version returns that of kube-proxy, and of the tool of its mode: "kube-proxy
-// v1.36.3, nftables v1.0.6 (Lester Gooch #5)".
+// v1.37.2, nftables v1.0.6 (Lester Gooch #5)".
 func (p *Proxy) Version() string { return p.version }
 
 // Started returns when, all else being prepared, the process was about to be started.

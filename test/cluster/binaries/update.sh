@@ -2,7 +2,7 @@
 #
 # update.sh VERSION
 #
-# Moves this module to another Kubernetes, say v1.36.3. The staging modules
+# Moves this module to another Kubernetes, say v1.37.2. The staging modules
 # k8s.io/* follow (v0.36.3), and all other modules get the versions that
 # Kubernetes itself is built with; among them is etcd.
 
