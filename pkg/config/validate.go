@@ -50,7 +50,7 @@ func (p *problems) inRange(name string, value *int32, low, high int32) {
 // kube-proxy refuses, and besides an ipvs.scheduler to which no algorithm
 // corresponds, and two servers at one address. It accepts what another version of kube-proxy
 // than the newest may accept: feature gates that Sluice does not know, see [Gates], and
-// any showHiddenMetricsForVersion.
+// any showHiddenMetricsForVersion. Mode ipvs does not depend on the gate KubeProxyIPVS.
 func Validate(cfg *KubeProxy) error {
 	var p problems
 	p.checkMode(cfg)

@@ -150,6 +150,7 @@ func TestValidateAccepts(t *testing.T) {
 		{"a gate of the kubelet", "featureGates: {NodeSwap: true}"},
 		{"all gates of a stage", "featureGates: {AllAlpha: true}\nlogging: {options: {json: {splitStream: true}}}"},
 		{"JSON", "logging: {format: json}"},
+		{"the section of IPVS without its gate", "mode: ipvs\nfeatureGates: {KubeProxyIPVS: false}"},
 		{"a gate of a newer Kubernetes, or a misspelt one", "featureGates: {NoSuch: true}"},
 		{"a gate that has been locked since the oldest version that is supported", "featureGates: {JobManagedBy: false}"},
 		{"the last version of another kube-proxy", `showHiddenMetricsForVersion: "1.33"`},
