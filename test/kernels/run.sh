@@ -116,9 +116,13 @@ for version; do
 	log=$(dirname "$kernel")/$version
 	exec {lock}>"$log.lock"
 	flock "$lock"
-	rm -f "$log".{console,tests}
-
-	setpriv --pdeathsig TERM "$here/machine.sh" "$kernel" "$root" "$log" || echo "The machine of Linux $version was ended."
+	# The emulation of a busy machine has errors of its own: a kernel may panic before the first test.
+	for try in 1 2; do
+		rm -f "$log".{console,tests}
+		setpriv --pdeathsig TERM "$here/machine.sh" "$kernel" "$root" "$log" || echo "The machine of Linux $version was ended."
+		[[ ! -s $log.tests ]] || break
+		echo "Boot $try of Linux $version ended before the first test:" "$(grep -a 'Kernel panic' "$log.console")"
+	done
 	if ! awk -v rows="$work/rows" -v today="$(date +%F)" -f "$here/summary.awk" "$root/etc/plan" "$log.tests"; then
 		echo "  see $log.tests and $log.console"
 		failed=1
