@@ -170,6 +170,25 @@ __noinline int is_admitted_by_device_v6(struct bpf_sock_addr *ctx, __u32 service
 }
 
 /*
+ * is_left_to_others is is_left_alone without source ranges. It is a function of its own, because
+ * Linux 5.10 admits 512 bytes for the stacks of a chain of calls, and counts each as whole 32.
+ */
+static __noinline bool is_left_to_others(struct bpf_sock_addr *ctx, bool v6,
+					 const struct frontend_key *original_dst,
+					 const struct pool *pool)
+{
+	if (!is_host_netns(ctx)) {
+		if (pool->flags & POOL_OPTED_OUT || is_left_to_pod(ctx, &original_dst->addr))
+			return true;
+		if (config_pod_opt_out && has_opted_out())
+			return true;
+	}
+	if (!may_be_nodes(addr_hash(&original_dst->addr)))
+		return false;
+	return v6 ? is_left_to_node_v6(ctx) : is_left_to_node_v4(ctx);
+}
+
+/*
  * is_left_alone reports whether a socket must not be translated, although its destination is an
  * address of Services. The node's own sockets are translated here or nowhere: no device translates
  * what they send. pool is that of the destination, or empty.
@@ -178,19 +197,12 @@ static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6,
 					  const struct frontend_key *original_dst,
 					  const struct pool *pool)
 {
-	if (!is_host_netns(ctx)) {
-		if (pool->flags & POOL_OPTED_OUT || is_left_to_pod(ctx, &original_dst->addr))
-			return true;
-		if (config_pod_opt_out && has_opted_out())
-			return true;
-		if (pool->flags & POOL_SOURCE_RANGES &&
-		    (v6 ? is_admitted_by_device_v6(ctx, pool->service_port_id) :
-			  is_admitted_by_device_v4(ctx, pool->service_port_id)))
-			return true;
-	}
-	if (!may_be_nodes(addr_hash(&original_dst->addr)))
+	if (is_left_to_others(ctx, v6, original_dst, pool))
+		return true;
+	if (is_host_netns(ctx) || !(pool->flags & POOL_SOURCE_RANGES))
 		return false;
-	return v6 ? is_left_to_node_v6(ctx) : is_left_to_node_v4(ctx);
+	return v6 ? is_admitted_by_device_v6(ctx, pool->service_port_id) :
+		    is_admitted_by_device_v4(ctx, pool->service_port_id);
 }
 
 #endif
