@@ -169,13 +169,10 @@ __noinline int is_admitted_by_device_v6(struct bpf_sock_addr *ctx, __u32 service
 	return is_admitted_by_device(ctx, true, service_port_id);
 }
 
-/*
- * is_left_to_others is is_left_alone without source ranges. It is a function of its own, because
- * Linux 5.10 admits 512 bytes for the stacks of a chain of calls, and counts each as whole 32.
- */
-static __noinline bool is_left_to_others(struct bpf_sock_addr *ctx, bool v6,
-					 const struct frontend_key *original_dst,
-					 const struct pool *pool)
+/* is_left_to_others is is_left_alone without source ranges. */
+static __always_inline bool is_left_to_others(struct bpf_sock_addr *ctx, bool v6,
+					      const struct frontend_key *original_dst,
+					      const struct pool *pool)
 {
 	if (!is_host_netns(ctx)) {
 		if (pool->flags & POOL_OPTED_OUT || is_left_to_pod(ctx, &original_dst->addr))
@@ -189,6 +186,26 @@ static __noinline bool is_left_to_others(struct bpf_sock_addr *ctx, bool v6,
 }
 
 /*
+ * is_left_to_others as functions of their own, because Linux 5.10 admits 512 bytes for the stacks
+ * of a chain of calls, and counts each as whole 32. A program must have no function of the other
+ * family: it would read addresses that the hook does not have.
+ */
+
+static __noinline bool is_left_to_others_v4(struct bpf_sock_addr *ctx,
+					    const struct frontend_key *original_dst,
+					    const struct pool *pool)
+{
+	return is_left_to_others(ctx, false, original_dst, pool);
+}
+
+static __noinline bool is_left_to_others_v6(struct bpf_sock_addr *ctx,
+					    const struct frontend_key *original_dst,
+					    const struct pool *pool)
+{
+	return is_left_to_others(ctx, true, original_dst, pool);
+}
+
+/*
  * is_left_alone reports whether a socket must not be translated, although its destination is an
  * address of Services. The node's own sockets are translated here or nowhere: no device translates
  * what they send. pool is that of the destination, or empty.
@@ -197,7 +214,8 @@ static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6,
 					  const struct frontend_key *original_dst,
 					  const struct pool *pool)
 {
-	if (is_left_to_others(ctx, v6, original_dst, pool))
+	if (v6 ? is_left_to_others_v6(ctx, original_dst, pool) :
+		 is_left_to_others_v4(ctx, original_dst, pool))
 		return true;
 	if (is_host_netns(ctx) || !(pool->flags & POOL_SOURCE_RANGES))
 		return false;
