@@ -82,7 +82,7 @@ static __always_inline void note_dial(const struct backend *be, __u32 client, __
 		note_attempt(be->id, be->service_port_id, client, now);
 }
 
-/* pick_for_socket picks a backend for a new flow of this socket, and counts the outcome. */
+/* pick_for_socket picks a backend for a new flow of this socket. */
 static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bool v6,
 						   const struct pool *pool,
 						   const struct addr *original_dst, __u64 netns,
@@ -98,11 +98,13 @@ static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bo
 		if (!*be)
 			why = why_no_backend(pool);
 	}
-	count_new(pool->service_port_id, why);
 	return why;
 }
 
-/* The stages of a connect(), top to bottom. */
+/*
+ * The stages of a connect(), top to bottom. That of a UDP socket sends nothing, it names a peer, and
+ * tells the program its own address: it is never refused. Devices refuse the datagrams.
+ */
 static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bool v6)
 {
 	struct frontend_key original_dst = frontend_key_of(ctx, v6);
@@ -127,6 +129,10 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	netns = bpf_get_netns_cookie(ctx);
 	if (!why)
 		why = pick_for_socket(ctx, v6, &pool, &original_dst.addr, netns, now, &be);
+	if (is_refusal(why) && ctx->protocol == IPPROTO_UDP)
+		return REASON_PASS_DISABLED;
+	if (pool.service_port_id)
+		count_new(pool.service_port_id, why);
 	report(ctx, v6, why, pool.service_port_id, be);
 	if (why || !be)
 		return why;
@@ -140,9 +146,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	return remember_original_dst(ctx, &original_dst, be, client, answered, joins, now);
 }
 
-/*
- * connects resolves a connect(). A refused connect leaves a UDP socket with the peer that it had.
- */
+/* connects resolves a connect(). */
 static __always_inline int connects(struct bpf_sock_addr *ctx, bool v6)
 {
 	enum reason why = resolve_connect(ctx, v6);
@@ -240,6 +244,7 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 
 	netns = bpf_get_netns_cookie(ctx);
 	why = pick_for_socket(ctx, v6, pool, &original_dst->addr, netns, now, be);
+	count_new(pool->service_port_id, why);
 	if (why || !*be)
 		return why;
 	if (own)

@@ -2,7 +2,7 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Translating the packets of Services at devices. */
-#include "lib/open.h"
+#include "lib/own.h"
 #include "lib/refusal.h"
 #include "lib/reject.h"
 #include "lib/resteer.h"
@@ -37,7 +37,7 @@ static __always_inline enum reason may_be_for_service(struct __sk_buff *ctx, str
 	if (why)
 		return why;
 	*flags = may_be_ours(net->hash) ? addr_flags(&dst) : 0;
-	if (*flags & ADDR_SERVICE || may_leave_dialled(ctx, net))
+	if (*flags & (ADDR_SERVICE | ADDR_LEFT) || may_leave_dialled(ctx, net))
 		return REASON_NEXT;
 	if (!*flags)
 		return is_service_cidr(&dst) || may_be_direct(ctx, net) ? REASON_NEXT :
@@ -61,7 +61,8 @@ static __always_inline enum reason may_be_reply(struct __sk_buff *ctx, struct ne
 	if (!peek_port(ctx, net, true, &port))
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (port && !may_be_of_flow(net->hash, port) &&
-	    !(resteers_sockets() && peek_refusal(ctx, net)) && !may_be_resteered(ctx, net))
+	    !(resteers_sockets() && peek_refusal(ctx, net)) && !may_be_resteered(ctx, net) &&
+	    !may_be_dialled(ctx, net))
 		return REASON_PASS_OTHER_TRAFFIC;
 	return REASON_NEXT;
 }
@@ -99,12 +100,15 @@ static __always_inline void mark(struct __sk_buff *ctx)
 
 /*
  * begin opens a flow for the first packet of a connection to a Service, or for that of a socket whose
- * backend does not answer.
+ * backend its Service has left, or does not answer.
  */
 static __always_inline enum reason begin(struct __sk_buff *ctx, __u32 flags)
 {
-	enum reason why = begin_flow(ctx, flags);
+	enum reason why = flags & ADDR_LEFT ? find_left(ctx) : REASON_PASS_NO_FRONTEND;
 
+	if (why && why != REASON_PASS_NO_FRONTEND)
+		return why;
+	why = begin_flow(ctx, flags);
 	return why == REASON_PASS_NO_FRONTEND && resteers_sockets() ? resteer(ctx) : why;
 }
 
@@ -171,6 +175,8 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 	why = turn_or_pass(ctx, pkt, f);
 	if (why)
 		return why;
+	if (f->role == FLOW_FROM_BACKEND && is_of_node(f))
+		find_entrance(ctx);
 	if (!hides_refusal(ctx, pkt, f, half_open))
 		track(pkt, f, half_open);
 	return REASON_FLOW;
@@ -191,7 +197,11 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 		if (why == REASON_PASS_NO_FLOW)
 			return why_no_flow(ctx, flags);
 		why = why ?: turn_or_pass(ctx, pkt, &pkt->flow);
-		return why ?: rewrite_error(ctx, HOOK_INGRESS);
+		if (why)
+			return why;
+		if (is_of_node(&pkt->flow))
+			find_entrance(ctx);
+		return rewrite_error(ctx, HOOK_INGRESS);
 	}
 
 	why = assign_flow(ctx, pkt, flags);
@@ -230,10 +240,15 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (!f) {
 		if (resteers_sockets() && pkt->event == EVENT_RESET)
 			hide_from_socket(ctx, HOOK_EGRESS);
-		why = resteers_own() ? resteer_own(ctx) : REASON_PASS_OTHER_TRAFFIC;
+		why = REASON_PASS_OTHER_TRAFFIC;
+		if (pkt->ip.key.proto == IPPROTO_UDP)
+			why = lead_own(ctx);
+		else if (resteers_own())
+			why = resteer_own(ctx);
 		return why == REASON_TRANSLATED ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
 	}
-	if (resteers_own() && f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN) {
+	if (f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN &&
+	    (resteers_own() || f->proto == IPPROTO_UDP)) {
 		why = leave(ctx, pkt, f, half_open);
 		if (why)
 			return why == REASON_TRANSLATED ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
@@ -251,6 +266,14 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (!hides_refusal(ctx, pkt, f, half_open))
 		track(pkt, f, half_open);
 	return rewrite(ctx, pkt, &pkt->to) ?: REASON_FLOW;
+}
+
+/* enter lets the packet enter the stack by another device: see find_entrance. */
+static __always_inline int enter(struct __sk_buff *ctx, const struct packet *pkt)
+{
+	return bpf_skb_store_bytes(ctx, 0, pkt->enters_as, sizeof(pkt->enters_as), 0) ?
+		       VERDICT_DROP :
+		       bpf_redirect(pkt->enters, BPF_F_INGRESS);
 }
 
 SEC("tc")
@@ -275,9 +298,11 @@ int sluice_ingress(struct __sk_buff *ctx)
 	if (pkt->turns && !decrement_ttl(ctx, &pkt->ip))
 		why = REASON_DROP_REWRITE;
 	verdict = finish(ctx, HOOK_INGRESS, why, is_reject(why) || pkt->mtu);
-	return verdict == VERDICT_NEXT && pkt->turns ?
-		       bpf_redirect_neigh(pkt->out, &pkt->next, sizeof(pkt->next), 0) :
-		       verdict;
+	if (verdict != VERDICT_NEXT)
+		return verdict;
+	if (pkt->turns)
+		return bpf_redirect_neigh(pkt->out, &pkt->next, sizeof(pkt->next), 0);
+	return pkt->enters ? enter(ctx, pkt) : verdict;
 }
 
 SEC("tc")
@@ -286,6 +311,7 @@ int sluice_egress(struct __sk_buff *ctx)
 	struct network net;
 	struct packet *pkt;
 	enum reason why;
+	int verdict;
 
 	why = may_be_reply(ctx, &net);
 	if (why)
@@ -294,10 +320,11 @@ int sluice_egress(struct __sk_buff *ctx)
 	if (!pkt)
 		return VERDICT_NEXT;
 	why = reverse(ctx, pkt, &net);
-	if ((why != REASON_FLOW && why != REASON_TRANSLATED) || !is_routed_again(pkt))
-		return finish(ctx, HOOK_EGRESS, why, false);
-	count(why);
-	return route_again(ctx);
+	verdict = finish(ctx, HOOK_EGRESS, why, is_reject(why));
+	return verdict == VERDICT_NEXT && (why == REASON_FLOW || why == REASON_TRANSLATED) &&
+			       is_routed_again(pkt) ?
+		       route_again(ctx) :
+		       verdict;
 }
 
 char tc_license[] SEC("license") = "Dual BSD/GPL";

@@ -31,6 +31,7 @@ const (
 	abiAddrFlagADDR_NODE      abiAddrFlag = 1
 	abiAddrFlagADDR_NODE_PORT abiAddrFlag = 2
 	abiAddrFlagADDR_SERVICE   abiAddrFlag = 4
+	abiAddrFlagADDR_LEFT      abiAddrFlag = 8
 )
 
 type abiAddrUse struct {

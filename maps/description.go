@@ -65,7 +65,7 @@ var descriptions = []description{
 	{name: NameSlots, content: "index → backend id; ascending within a pool, by hash in its table", writers: "agent"},
 	{name: NameBackends, content: "index of a backend id → id, service port id, address, port, flags", writers: "agent"},
 	{name: NameServicePorts, content: "service port id → namespace, name and port of the Service", writers: "agent"},
-	{name: NameAddrs, content: "address → whether it is this node's, a Service's, and whether node ports answer; the device that has it", writers: "agent"},
+	{name: NameAddrs, content: "address → whether it is this node's, a Service's or that of a backend which Services have left, and whether node ports answer; the device that has it", writers: "agent"},
 	{name: NameAddrFilter, content: "64 bits of a filter of the addresses in `addrs`, by a hash; those of the node have two bits", writers: "agent"},
 	{name: NameDevices, content: "ifindex → source addresses of this node on the device, its bridge, whether packets may leave by it without passing the stack, and the number of its other end's network namespace", writers: "agent"},
 	{name: NameSourceRanges, content: "service port id, prefix → allowed", writers: "agent"},

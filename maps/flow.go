@@ -136,7 +136,7 @@ func (f Flow) Key(role uint8) FlowKey {
 	case FlowFromBackend:
 		k.Src, k.SrcPort, k.Dst, k.DstPort = f.Backend, f.BackendPort, f.Masquerade, f.MasqueradePort
 	}
-	if f.IsOfNode() {
+	if f.IsOfNode() && role != FlowFromBackend {
 		k.Hook = HookIngress + HookEgress - k.Hook
 	}
 

@@ -50,6 +50,12 @@ _Static_assert(sizeof(struct flow_key) == 40, "flow_key is hashed: no hidden pad
  *
  *	FROM_CLIENT   egress   client -> original        client' -> backend
  *	TO_CLIENT     ingress  backend -> client'        original -> client
+ *
+ * and its datagrams, which leave by another route than the stack has chosen, are masqueraded as if
+ * the flow were turned around:
+ *
+ *	FROM_CLIENT   egress   client -> original        masquerade -> backend
+ *	FROM_BACKEND  ingress  backend -> masquerade     original -> client
  */
 enum flow_role {
 	FLOW_FROM_CLIENT = 1,

@@ -87,6 +87,7 @@ const (
 	AddrNode     = uint32(abiAddrFlagADDR_NODE)
 	AddrNodePort = uint32(abiAddrFlagADDR_NODE_PORT)
 	AddrService  = uint32(abiAddrFlagADDR_SERVICE)
+	AddrLeft     = uint32(abiAddrFlagADDR_LEFT)
 )
 
 // What ServiceCIDRs of [Tables] says of a prefix. The longest one that contains an address counts.

@@ -44,7 +44,7 @@ var reasons = [reasonCount]struct{ label, text string }{
 	ReasonTranslatedUnremembered: {"translated_unremembered", "sent to a backend, but the socket has no room for its original destination"},
 	ReasonPassProtocol:           {"pass_protocol", "passed: neither TCP nor UDP"},
 	ReasonPassNoFrontend:         {"pass_no_frontend", "passed: not the address of a Service"},
-	ReasonPassDisabled:           {"pass_disabled", "passed: left to a device, because the socket's pod or the Service has opted out, the Service has source ranges, the socket is behind a pod or the address is the pod's own, a socket of the node answers at the address, or --udp excludes it"},
+	ReasonPassDisabled:           {"pass_disabled", "passed: left to a device, because the socket's pod or the Service has opted out, the Service has source ranges, the socket is behind a pod or the address is the pod's own, a socket of the node answers at the address, --udp excludes it, or it is a connect() of UDP without a usable endpoint"},
 	ReasonRejectNoBackend:        {"reject_no_backend", "refused: the Service has no usable endpoint"},
 	ReasonRejectNoPort:           {"reject_no_port", "refused: the ClusterIP has no such port"},
 	ReasonDropNoLocalBackend:     {"drop_no_local_backend", "dropped: traffic policy Local, and no usable endpoint on this node"},

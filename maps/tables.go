@@ -3,6 +3,7 @@ package maps
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"sync"
 )
@@ -112,24 +113,49 @@ type Translation struct {
 	ServicePortID, BackendID  uint32
 }
 
+// PoolOf returns the pool that serves a destination in the scope: as programs find it, by the address, then as a
+// node port. It is false if there is none.
+func (t *Tables) PoolOf(dst Addr, port uint16, protocol, scope uint8) (Pool, bool, error) {
+	key := FrontendKey{Addr: dst, Port: port, Proto: protocol, Scope: scope}
+	_, pool, ok, err := t.FrontendOf(key)
+	if err == nil && !ok {
+		key.Addr = AddrOf(netip.IPv6Unspecified())
+		if dst.IP().Is4() {
+			key.Addr = AddrOf(netip.IPv4Unspecified())
+		}
+		_, pool, ok, err = t.FrontendOf(key)
+	}
+
+	return pool, ok, err
+}
+
+// BackendsOf yields the backends of a pool.
+func (t *Tables) BackendsOf(pool Pool) iter.Seq[Backend] {
+	return func(yield func(Backend) bool) {
+		for i := range pool.SlotCount {
+			b, ok := t.BackendOf(t.Slots.Get(pool.SlotBase + i))
+			if ok && b.ServicePortId == pool.ServicePortId && !yield(b) {
+				return
+			}
+		}
+	}
+}
+
+// HasBackend reports whether the backend of a translation exists. Its id may belong to another one by now.
+func (t *Tables) HasBackend(of Translation) bool {
+	b, ok := t.BackendOf(of.BackendID)
+
+	return ok && b.ServicePortId == of.ServicePortID && b.Addr == of.Backend && b.Port == of.BackendPort
+}
+
 // IsCurrent reports whether the backend of a translation exists, and one of the scopes still leads from the original
 // destination to its service port. It looks up frontends as programs do: by the address, then as a node port.
 func (t *Tables) IsCurrent(of Translation, protocol uint8, scopes ...uint8) (bool, error) {
-	// The id of the backend may belong to another one by now.
-	b, ok := t.BackendOf(of.BackendID)
-	if !ok || b.ServicePortId != of.ServicePortID || b.Addr != of.Backend || b.Port != of.BackendPort {
+	if !t.HasBackend(of) {
 		return false, nil
 	}
 	for _, scope := range scopes {
-		key := FrontendKey{Addr: of.OriginalDst, Port: of.OriginalPort, Proto: protocol, Scope: scope}
-		_, pool, ok, err := t.FrontendOf(key)
-		if err == nil && !ok {
-			key.Addr = AddrOf(netip.IPv6Unspecified())
-			if of.OriginalDst.IP().Is4() {
-				key.Addr = AddrOf(netip.IPv4Unspecified())
-			}
-			_, pool, ok, err = t.FrontendOf(key)
-		}
+		pool, ok, err := t.PoolOf(of.OriginalDst, of.OriginalPort, protocol, scope)
 		if err != nil || ok && pool.ServicePortId == of.ServicePortID {
 			return err == nil, err
 		}

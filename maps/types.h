@@ -65,6 +65,8 @@ enum addr_flag {
 	ADDR_NODE = 1, /* an address of this node */
 	ADDR_NODE_PORT = 2, /* node ports answer here */
 	ADDR_SERVICE = 4, /* of a frontend, or of a deleted one that still has flows */
+	ADDR_LEFT =
+		8, /* of a backend that Services have left, and connected UDP sockets have dialled */
 };
 
 /* The clients behind a device. */

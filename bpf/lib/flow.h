@@ -142,7 +142,7 @@ static __always_inline bool has_role(const struct flow *f, __u32 role)
 static __always_inline void comes_as(const struct flow *f, __u8 role, struct flow_key *key)
 {
 	bool to_client = role == FLOW_TO_CLIENT, from_backend = role == FLOW_FROM_BACKEND;
-	__u32 leaves = (to_client || role == FLOW_TO_BACKEND) ^ is_of_node(f);
+	__u32 leaves = (to_client || role == FLOW_TO_BACKEND) ^ (is_of_node(f) & !from_backend);
 
 	key->proto = f->proto;
 	key->hook = HOOK_INGRESS + leaves;

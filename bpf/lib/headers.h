@@ -243,6 +243,20 @@ static __always_inline enum reason peek_network(struct __sk_buff *ctx, struct ne
 	return REASON_NEXT;
 }
 
+/* peek_dst reads the destination address of a packet whose source was read. */
+static __always_inline bool peek_dst(struct __sk_buff *ctx, const struct network *net,
+				     struct addr *dst)
+{
+	const struct ipv6hdr *v6 = net->v6 ? peek(ctx, net->at, sizeof(*v6)) : NULL;
+	const struct iphdr *v4 = net->v6 ? NULL : peek(ctx, net->at, sizeof(*v4));
+
+	if (v6)
+		__builtin_memcpy(dst, &v6->daddr, sizeof(*dst));
+	else if (v4)
+		*dst = addr_of_v4(v4->daddr);
+	return v6 || v4;
+}
+
 /*
  * peek_port reads the source or the destination port, 0 if that takes more than a look. It is
  * false for a packet whose protocol has no ports and reports no errors, so that it is certainly

@@ -3,6 +3,7 @@
 #ifndef SLUICE_OPEN_H
 #define SLUICE_OPEN_H
 
+#include "left.h"
 #include "reason.h"
 #include "pick.h"
 #include "reset.h"
@@ -262,14 +263,15 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		.created = pkt->now,
 		.last_seen = pkt->now,
 		.state = joins ? FLOW_JOINING : FLOW_NEW,
-		.flags = FLOW_COUNTED | class_flag(config_device_class),
+		.flags = FLOW_COUNTED | class_flag(config_device_class) |
+			 (pkt->left ? FLOW_RESTEERED : 0),
 		.end = came->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0, /* of the replies */
 	};
 	why = remember(ctx, pkt);
 	if (why)
 		return why;
 
-	add_flows(pkt->flow.backend_id, 1);
+	add_load(ctx, pkt);
 	if (config_heal && !joins)
 		note_attempt(pkt->flow.backend_id, pool->service_port_id, client_at(&came->src),
 			     pkt->now);
@@ -386,7 +388,7 @@ __noinline int why_no_flow(struct __sk_buff *ctx, __u32 flags)
 }
 
 /*
- * begin_flow opens a flow for its first packet. It is global, and finds the packet by itself, so
+ * begin_flow opens a flow for its first packet, to a backend of pkt->pool if pkt->left is set. It is global, and finds the packet by itself, so
  * that the verifier walks it once, and not for each call.
  */
 __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
@@ -400,8 +402,8 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 		pkt->came = pkt->ip.key;
 		return why_no_flow(ctx, flags);
 	}
-	why = lookup_frontend(&pkt->ip.key, flags, &pkt->pool);
-	if (!why && flags & ADDR_NODE && (is_nodes_own(ctx) || is_awaited(ctx)))
+	why = pkt->left ? REASON_NEXT : lookup_frontend(&pkt->ip.key, flags, &pkt->pool);
+	if (!why && !pkt->left && flags & ADDR_NODE && (is_nodes_own(ctx) || is_awaited(ctx)))
 		why = REASON_PASS_NO_FRONTEND;
 	if (why)
 		return why;

@@ -183,10 +183,13 @@ struct packet {
 	__u32 given_up; /* the backend of a flow that is unanswered, which gets another one; 0: none */
 	struct flow_key late; /* the tuple with which its answers arrive */
 	bool refused; /* it has refused the SYN: see refusal.h */
+	bool left; /* of a socket whose backend the Service has left: see left.h */
 	bool turns; /* it is turned around: it leaves by the device out, to next */
 	__u16 mtu; /* of the route, if the packet is too long for it and must not be fragmented; else 0 */
 	__u32 out;
 	struct bpf_redir_neigh next;
+	__u32 enters; /* the device by which it enters the stack, if another one; else 0 */
+	__u8 enters_as[ETH_ALEN]; /* and the address of that */
 	__u8 event; /* enum event */
 	__u8 icmp_type;
 	__u8 is_error; /* an ICMP error */
@@ -236,7 +239,9 @@ static __always_inline struct packet *new_packet(enum hook hook)
 		pkt->replaces = 0;
 		pkt->given_up = 0;
 		pkt->refused = false;
+		pkt->left = false;
 		pkt->turns = false;
+		pkt->enters = 0;
 		pkt->mtu = 0;
 		pkt->service_port_id = 0;
 	}

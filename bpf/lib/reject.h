@@ -212,7 +212,7 @@ static __always_inline bool make_error(struct __sk_buff *ctx, struct packet *pkt
  * refuse turns the packet into a reset, if it is of no flow, or else into an error to its sender: that
  * it is too big, if pkt->mtu is set. It returns why, or REASON_REJECT_LIMITED if the packet is to be
  * dropped silently. Like the kernel, it does not limit the rate of errors about packets that are too
- * big. It is for ingress, and global, so that the verifier walks it once.
+ * big. It is for ingress, or for the copy there of what leaves, and global, so that the verifier walks it once.
  */
 __noinline int refuse(struct __sk_buff *ctx, int why)
 {
@@ -284,7 +284,9 @@ static __always_inline int finish(struct __sk_buff *ctx, enum hook hook, enum re
 	count(why);
 	if (is_drop(why))
 		return VERDICT_DROP;
-	return refused ? bpf_redirect(ctx->ifindex, 0) : VERDICT_NEXT;
+	/* The packet of a process of this node was about to leave: the error goes back to the stack. */
+	return refused ? bpf_redirect(ctx->ifindex, hook == HOOK_EGRESS ? BPF_F_INGRESS : 0) :
+			 VERDICT_NEXT;
 }
 
 #endif

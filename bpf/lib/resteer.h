@@ -15,7 +15,7 @@
 #ifndef SLUICE_RESTEER_H
 #define SLUICE_RESTEER_H
 
-#include "open.h"
+#include "own.h"
 
 /* A SYN that comes again sooner than a client repeats it was duplicated on its way. */
 #define REPEAT_NS (20 * 1000000ULL)
@@ -235,30 +235,6 @@ static __always_inline bool find_dialled_pool(const struct sock_state *state, __
 }
 
 /*
- * move_load moves the load of a socket from the backend that it had to that of the flow at hand, unless
- * another thread has connected it elsewhere meanwhile.
- */
-static __always_inline void move_load(const struct packet *pkt, struct sock_state *state)
-{
-	const struct flow *f = &pkt->flow;
-	__u32 had, counted = 0;
-
-	bpf_spin_lock(&state->lock);
-	had = state->backend_id;
-	if (state->backend_port == f->original_port &&
-	    addr_equal(&state->backend, &f->original_dst)) {
-		counted = state->counted;
-		state->counted = 0;
-		state->backend_id = f->backend_id;
-		state->resteered = 1;
-	}
-	bpf_spin_unlock(&state->lock);
-	if (counted)
-		add_sockets(had, -1);
-	add_flows(f->backend_id, 1);
-}
-
-/*
  * find_leaving returns the state of the socket that sends the packet to the backend that it dialled, and
  * does not stay with that, or NULL, and copies the pool of its Service.
  */
@@ -361,25 +337,15 @@ __noinline int pick_on(struct __sk_buff *ctx)
 __noinline int resteer_own(struct __sk_buff *ctx)
 {
 	struct packet *sent = packet_at(HOOK_EGRESS), *pkt = packet_at(HOOK_INGRESS);
-	struct bpf_sock *sk = ctx->sk;
 	struct sock_state *state;
 	bool found = false;
 	__u32 had;
 	int i, why;
 
-	if (!sent || !pkt || !sk || sent->event != EVENT_OPEN || sent->ip.key.proto != IPPROTO_TCP)
+	if (!sent || !pkt || sent->event != EVENT_OPEN || sent->ip.key.proto != IPPROTO_TCP ||
+	    !is_own(ctx, &sent->ip.key))
 		return REASON_PASS_OTHER_TRAFFIC;
-	sk = bpf_sk_fullsock(sk);
-	if (!sk || bpf_htons(sk->src_port) != sent->ip.key.src_port ||
-	    !(addr_flags(&sent->ip.key.src) & ADDR_NODE))
-		return REASON_PASS_OTHER_TRAFFIC;
-	new_packet(HOOK_INGRESS);
-	pkt->ip = sent->ip;
-	pkt->ip.key.hook = HOOK_INGRESS;
-	pkt->tcp = sent->tcp;
-	pkt->now = sent->now;
-	pkt->late = sent->late;
-	pkt->refused = sent->refused;
+	copy_sent(sent, pkt);
 	state = find_leaving(ctx, pkt);
 	if (!state || !make_room())
 		return REASON_PASS_OTHER_TRAFFIC;
@@ -414,19 +380,21 @@ __noinline int resteer_own(struct __sk_buff *ctx)
 }
 
 /*
- * leave handles a SYN that leaves the node, by a process with the flow f: the flow of an earlier connection
- * is forgotten, REASON_PASS_OTHER_TRAFFIC, or the SYN is re-steered again, REASON_TRANSLATED, or neither,
- * REASON_NEXT.
+ * leave handles the first packet of a connection, or a datagram, that leaves the node, by a process with the
+ * flow f: the flow is forgotten, and the outcome is that of a packet without one; or a SYN is re-steered
+ * again, REASON_TRANSLATED; or neither, REASON_NEXT.
  */
 static __always_inline enum reason leave(struct __sk_buff *ctx, struct packet *pkt, struct flow *f,
 					 bool half_open)
 {
+	bool udp = f->proto == IPPROTO_UDP;
+
 	if (starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
 		pkt->gone = *f;
 		forget_all(pkt);
-		return REASON_PASS_OTHER_TRAFFIC;
+		return udp ? lead_own(ctx) : REASON_PASS_OTHER_TRAFFIC;
 	}
-	if (!is_unanswered(pkt, f, half_open))
+	if (udp || !resteers_own() || !is_unanswered(pkt, f, half_open))
 		return REASON_NEXT;
 	give_up(pkt, f);
 	return resteer_own(ctx) == REASON_TRANSLATED ? REASON_TRANSLATED : REASON_NEXT;

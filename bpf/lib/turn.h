@@ -81,7 +81,7 @@ static __always_inline int turn_or_pass(struct __sk_buff *ctx, struct packet *pk
 	__u8 role = f->role;
 	int why;
 
-	if (!is_turned(f) || find_turn(ctx, pkt))
+	if (!is_turned(f) || is_of_node(f) || find_turn(ctx, pkt))
 		return REASON_NEXT;
 	if (pkt->mtu)
 		return REASON_FLOW_ERROR;

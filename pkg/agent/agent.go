@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
@@ -233,7 +234,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	})
 	p.waitForPrograms = dp.Maps().WaitForPrograms
 	p.setDevices, p.throughStack = m.devices.Set, alwaysThroughStack(cfg, dp.Features())
-	p.endStale = func() { m.hooks.EndOrphans(); m.flows.EndStale() }
+	p.endStale = func() { m.hooks.FindOrphans(); m.flows.EndStale() }
 	a := newAgent(cfg, p)
 	if !cfg.Datapath.Heal {
 		if err := health.Forget(tables.Health); err != nil {
@@ -328,6 +329,9 @@ func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p p
 	m.hooks = datapath.NewHookMonitor(dp, datapath.HookMonitorConfig{
 		Lock: lock, Synced: p.firstSync, Interval: cfg.VerifyInterval, FailFast: cfg.FailFast,
 		Version: cfg.Version, Effective: p.proxy.Effective, SocketsEnded: p.metrics.SocketsEnded,
+		Left: func(left map[maps.Addr]struct{}) {
+			p.queue.Enqueue(func(*model) { p.writer.SetLeft(left) }) // the writer is due then
+		},
 		Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.devices = datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{

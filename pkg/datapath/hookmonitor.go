@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/sluice-lb/sluice/maps"
 )
 
 // EventKind is a change of the datapath's state that operators of the node should see.
@@ -31,14 +33,13 @@ type Event struct {
 }
 
 // HookMonitor attaches the programs of hooks, keeps them attached, effective and pinned, and
-// ends UDP sockets whose backends are gone. It has a goroutine of its own, because all of that
+// finds the UDP sockets whose Services have left their backends. It has a goroutine of its own, because all of that
 // takes long.
 type HookMonitor struct {
-	datapath    *Datapath
-	cfg         HookMonitorConfig
-	attached    chan struct{}
-	orphan      chan struct{}
-	orphansLeft bool // the last search failed before it had ended all
+	datapath *Datapath
+	cfg      HookMonitorConfig
+	attached chan struct{}
+	orphan   chan struct{}
 
 	mu        sync.Mutex
 	effective error // the last check of the hooks
@@ -59,12 +60,19 @@ type HookMonitorConfig struct {
 	Version string
 	// Effective is called after each check with whether hooks are effective.
 	Effective func(bool)
-	// SocketsEnded is called with the number of UDP sockets that were ended.
+	// Left is called after each search with the addresses of backends that Services have left, and
+	// connected UDP sockets have dialled.
+	Left func(map[maps.Addr]struct{})
+	// SocketsEnded is called with the number of UDP sockets that were ended, because no program can
+	// lead their datagrams to another backend.
 	SocketsEnded func(int)
 	// Record is called with each change that operators should see.
 	Record func(Event)
 	Log    *slog.Logger
 }
+
+// orphanInterval is how often orphans are looked for while there are some.
+const orphanInterval = 3 * time.Second
 
 // attachRetry is how long after a failure the next try comes.
 const attachRetry = 5 * time.Second
@@ -81,9 +89,9 @@ func NewHookMonitor(d *Datapath, cfg HookMonitorConfig) *HookMonitor {
 // Attached returns a channel that is closed when programs are attached.
 func (m *HookMonitor) Attached() <-chan struct{} { return m.attached }
 
-// EndOrphans starts a search for the UDP sockets of backends that are gone, and does not wait
-// for it.
-func (m *HookMonitor) EndOrphans() {
+// FindOrphans starts a search for the UDP sockets of backends that Services have left, and does not
+// wait for it.
+func (m *HookMonitor) FindOrphans() {
 	select {
 	case m.orphan <- struct{}{}:
 	default:
@@ -129,6 +137,9 @@ func (m *HookMonitor) Run(ctx context.Context) error {
 	}
 	check := time.NewTicker(m.cfg.Interval)
 	defer check.Stop()
+	search := time.NewTimer(0)
+	<-search.C // not before FindOrphans is called: until then, the maps may lack Services
+	defer search.Stop()
 	if err := m.restorePins(); err != nil {
 		return err
 	}
@@ -139,7 +150,13 @@ func (m *HookMonitor) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-m.orphan:
-			m.destroyOrphans()
+			if m.findOrphans() {
+				search.Reset(orphanInterval)
+			}
+		case <-search.C:
+			if m.findOrphans() {
+				search.Reset(orphanInterval)
+			}
 		case <-check.C:
 			if err := m.restorePins(); err != nil {
 				return err
@@ -147,9 +164,6 @@ func (m *HookMonitor) Run(ctx context.Context) error {
 			m.checkHooks(ctx)
 			if err := m.datapath.maps.FreeListeners(); err != nil {
 				m.cfg.Log.Warn("what a killed `sluice monitor` has left is not freed", "error", err)
-			}
-			if m.orphansLeft {
-				m.destroyOrphans()
 			}
 		}
 	}
@@ -300,14 +314,22 @@ func (m *HookMonitor) restorePins() error {
 	return nil
 }
 
-func (m *HookMonitor) destroyOrphans() {
-	n, err := m.datapath.DestroyOrphans()
+// findOrphans reports where orphans are, and ends those that are stuck. It returns whether to search again: there are
+// some, which may be closed, connect anew, or get stuck when a route or a neighbour goes; or the search failed.
+func (m *HookMonitor) findOrphans() (again bool) {
+	orphans, err := m.datapath.FindOrphans()
+	if orphans.Left != nil {
+		m.cfg.Left(orphans.Left)
+	}
+	n, failed := DestroySocks(orphans.Stuck)
 	if n > 0 {
-		m.cfg.Log.Info("ended UDP sockets whose backend is gone", "sockets", n)
+		m.cfg.Log.Info("ended UDP sockets whose backend is gone, and whose datagrams pass no device that could lead them to another one",
+			"sockets", n)
 		m.cfg.SocketsEnded(n)
 	}
-	if err != nil {
-		m.cfg.Log.Error("UDP sockets stay with backends that are gone; trying again", "error", err)
+	if err = errors.Join(err, failed); err != nil {
+		m.cfg.Log.Error("some UDP sockets may stay with backends that are gone; trying again", "error", err)
 	}
-	m.orphansLeft = err != nil
+
+	return err != nil || len(orphans.Left) > 0
 }

@@ -13,24 +13,34 @@ import (
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
-// DestroyOrphans destroys connected UDP sockets, in every network namespace, if their
-// backend is gone, or if their original destination does not belong to the Service
-// any more. Their next receive fails with ECONNABORTED, a send before it with
-// EDESTADDRREQ, and applications connect anew. It does not touch sockets that Sluice
-// did not translate, and unconnected ones.
-//
-// It returns how many it destroyed, also in case of an error.
-func (d *Datapath) DestroyOrphans() (int, error) {
+// Orphans are the connected UDP sockets, of every network namespace, whose Service has left the backend that they
+// got: it is gone, or their original destination does not belong to the Service any more.
+type Orphans struct {
+	// Left are the addresses of the backends that they have dialled, where programs look for their datagrams; nil if
+	// they are not known.
+	Left map[maps.Addr]struct{}
+	// Stuck are those whose datagrams no program can lead to another backend, although there is one.
+	Stuck []maps.TranslatedSock
+}
+
+// FindOrphans looks for orphans. It does not see sockets that Sluice did not translate, and unconnected ones. It
+// also returns an error if it could not tell of some whether they are stuck.
+func (d *Datapath) FindOrphans() (Orphans, error) {
 	socks, err := d.TranslatedSocks()
 	if err != nil {
-		return 0, err
+		return Orphans{}, err
 	}
 	orphans, err := d.orphans(socks)
 	if err != nil {
-		return 0, err
+		return Orphans{}, err
 	}
+	found := Orphans{Left: make(map[maps.Addr]struct{})}
+	for _, sock := range orphans {
+		found.Left[sock.Peer] = struct{}{}
+	}
+	found.Stuck, err = d.stuck(orphans)
 
-	return DestroySocks(orphans)
+	return found, err
 }
 
 // DestroySocks destroys TCP and connected UDP sockets, in every network namespace. The processes that
@@ -39,31 +49,39 @@ func (d *Datapath) DestroyOrphans() (int, error) {
 //
 // It returns how many it destroyed, also in case of an error.
 func DestroySocks(socks []maps.TranslatedSock) (int, error) {
+	destroyed := 0
+	err := eachNetns(socks, func(_ uint64, socks []maps.TranslatedSock) (failed error) {
+		for _, sock := range socks {
+			err := destroy(sock)
+			if err == nil {
+				destroyed++
+			} else if !errors.Is(err, unix.ENOENT) { // the application has closed it
+				failed = errors.Join(failed, err)
+			}
+		}
+
+		return failed
+	})
+
+	return destroyed, err
+}
+
+// eachNetns visits the network namespaces of sockets, on a thread there. Errors do not end it.
+func eachNetns(socks []maps.TranslatedSock, visit func(inode uint64, socks []maps.TranslatedSock) error) error {
 	if len(socks) == 0 {
-		return 0, nil
+		return nil
 	}
 	byNetns := make(map[uint32][]maps.TranslatedSock)
 	for _, sock := range socks {
 		byNetns[sock.Netns] = append(byNetns[sock.Netns], sock)
 	}
 	var errs []error
-	destroyed := 0
 	err := node.EachNamespace(func(inode uint64, ns netns.NsHandle) (done bool, _ error) {
 		socks := byNetns[uint32(inode)]
 		delete(byNetns, uint32(inode))
 		if len(socks) > 0 {
-			errs = append(errs, wrap(fmt.Sprintf("network namespace %d", inode), node.InNamespace(ns, func() (failed error) {
-				for _, sock := range socks {
-					err := destroy(sock)
-					if err == nil {
-						destroyed++
-					} else if !errors.Is(err, unix.ENOENT) { // the application has closed it
-						failed = errors.Join(failed, err)
-					}
-				}
-
-				return failed
-			})))
+			errs = append(errs, wrap(fmt.Sprintf("network namespace %d", inode),
+				node.InNamespace(ns, func() error { return visit(inode, socks) })))
 		}
 
 		return len(byNetns) == 0, nil
@@ -72,10 +90,10 @@ func DestroySocks(socks []maps.TranslatedSock) (int, error) {
 		errs = append(errs, fmt.Errorf("network namespace %d: %w", inode, ErrNetnsNotFound))
 	}
 
-	return destroyed, errors.Join(append(errs, err)...)
+	return errors.Join(append(errs, err)...)
 }
 
-// orphans returns the sockets that have to connect anew.
+// orphans returns the sockets whose Service has left the backend that they have dialled.
 func (d *Datapath) orphans(socks []maps.TranslatedSock) ([]maps.TranslatedSock, error) {
 	stays := make(map[maps.Translation]bool)
 	var orphans []maps.TranslatedSock
@@ -90,7 +108,7 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) ([]maps.TranslatedSock, 
 		}
 		if _, known := stays[t]; !known {
 			var err error
-			if stays[t], err = d.maps.IsCurrent(t, unix.IPPROTO_UDP, maps.ScopeInternal); err != nil {
+			if stays[t], err = d.staysWith(t); err != nil {
 				return nil, err
 			}
 		}
@@ -100,6 +118,78 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) ([]maps.TranslatedSock, 
 	}
 
 	return orphans, nil
+}
+
+// staysWith reports whether a socket belongs to the backend that it has dialled: it is the one that it got, or has
+// come back since.
+func (d *Datapath) staysWith(t maps.Translation) (bool, error) {
+	current, err := d.maps.IsCurrent(t, unix.IPPROTO_UDP, maps.ScopeInternal)
+	if current || err != nil {
+		return current, err
+	}
+	pool, ok, err := d.maps.PoolOf(t.OriginalDst, t.OriginalPort, unix.IPPROTO_UDP, maps.ScopeInternal)
+	if !ok || err != nil {
+		return false, err
+	}
+	for b := range d.maps.BackendsOf(pool) {
+		if b.Addr == t.Backend && b.Port == t.BackendPort {
+			return true, nil
+		}
+	}
+
+	return false, nil
+}
+
+// stuck returns the orphans that have a backend, but whose datagrams pass no device, or only one that cannot lead
+// them there.
+func (d *Datapath) stuck(orphans []maps.TranslatedSock) ([]maps.TranslatedSock, error) {
+	own, err := node.NetnsInode()
+	if err != nil {
+		return nil, err
+	}
+	var stuck []maps.TranslatedSock
+	err = eachNetns(orphans, func(inode uint64, socks []maps.TranslatedSock) error {
+		passes := make(map[maps.Addr]bool)
+		for _, sock := range socks {
+			if _, known := passes[sock.Peer]; !known {
+				var err error
+				if passes[sock.Peer], err = node.PassesDevice(sock.Peer.IP(), inode == own); err != nil {
+					return err
+				}
+			}
+			anywhere, elsewhere, err := d.hasBackend(sock.State)
+			if err != nil {
+				return err
+			}
+			if anywhere && (!passes[sock.Peer] || inode == own && !elsewhere) {
+				stuck = append(stuck, sock)
+			}
+		}
+
+		return nil
+	})
+
+	return stuck, err
+}
+
+// hasBackend reports whether the original destination of a socket leads to a backend, and to one that has no address
+// of this node.
+func (d *Datapath) hasBackend(of maps.SockState) (anywhere, elsewhere bool, _ error) {
+	pool, ok, err := d.maps.PoolOf(of.OriginalDst, of.OriginalPort, unix.IPPROTO_UDP, maps.ScopeInternal)
+	if !ok || err != nil {
+		return false, false, err
+	}
+	for b := range d.maps.BackendsOf(pool) {
+		use, _, err := d.maps.Addrs.Lookup(b.Addr)
+		if err != nil {
+			return false, false, err
+		}
+		if anywhere = true; use.Flags&maps.AddrNode == 0 {
+			return true, true, nil
+		}
+	}
+
+	return anywhere, false, nil
 }
 
 // TranslatedSocks returns the connected UDP sockets that Sluice translated, in

@@ -6,15 +6,18 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// Sockets whose backend is removed are destroyed, and sockets next to them, in the client
-// pod and on the node, are not.
-func TestDestroyOrphans(t *testing.T) {
+// Sockets whose backend is removed are found, and destroyed if there is another backend, to which no program can
+// lead them: here, the backend was behind the same bridge, and does not answer any more. Sockets next to them, in the
+// client pod and on the node, are left alone.
+func TestOrphans(t *testing.T) {
 	w := newWorld(t)
 	const vip4, vip6, mapped, other4 = "10.96.0.1:53", "[fd00:96::1]:53", "[::ffff:10.96.0.1]:53", "10.96.0.2:53"
 	dying4 := w.add(t, service{proto: "udp", at: []string{vip4}, to: []string{w.v4(0)}})
@@ -56,11 +59,18 @@ func TestDestroyOrphans(t *testing.T) {
 	lab.Must(t, bound.SetOption(unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, deviceIndex(t, w.client.Namespace, "eth0")), bound.Connect(vip4))
 	orphans["a socket bound to a device"] = bound
 
-	mustDestroy(t, w, 0) // all backends live
+	mustFind(t, w, nil, 0) // all backends live
 	w.forget(t, slices.Concat(dying4.backends, dying6.backends, nowhere.backends)...)
 	w.publish(t, dying4)
-	mustDestroy(t, w, len(orphans))
-	mustDestroy(t, w, 0) // they are gone
+	left := []string{w.v4(0), w.v6(0)}
+	mustFind(t, w, left, 0) // there is no other backend
+	w.add(t, service{id: dying4.id, proto: "udp", at: dying4.at, to: []string{w.v4(1)}})
+	w.add(t, service{id: dying6.id, proto: "udp", at: dying6.at, to: []string{w.v6(1)}})
+	inPod := len(orphans) - 3
+	mustFind(t, w, left, inPod) // packets of the node pass its bridge, as long as that knows the neighbour
+	flushNeighbours(t, w)
+	mustEnd(t, w, mustFind(t, w, left, len(orphans)))
+	mustFind(t, w, nil, 0) // they are gone
 
 	for name, s := range orphans {
 		t.Run("destroyed: "+name, func(t *testing.T) {
@@ -83,10 +93,48 @@ func TestDestroyOrphans(t *testing.T) {
 	}
 }
 
-func mustDestroy(t testing.TB, w *world, want int) {
+// mustFind looks for orphans as the agent of the node does. It returns those that are stuck.
+func mustFind(t testing.TB, w *world, left []string, stuck int) []maps.TranslatedSock {
 	t.Helper()
-	if n, err := w.DestroyOrphans(); n != want || err != nil {
-		t.Fatalf("destroyed %d sockets, %v, want %d", n, err, want)
+	var found Orphans
+	lab.MustDo(t, w.node.Namespace, func() (err error) {
+		found, err = w.FindOrphans()
+
+		return err
+	})
+	want := make(map[maps.Addr]struct{})
+	for _, a := range left {
+		want[maps.AddrOf(netip.MustParseAddrPort(a).Addr())] = struct{}{}
+	}
+	if diff := cmp.Diff(want, found.Left); diff != "" {
+		t.Fatalf("addresses that were left (-want +got):\n%s", diff)
+	}
+	if len(found.Stuck) != stuck {
+		t.Fatalf("%d sockets are stuck, want %d", len(found.Stuck), stuck)
+	}
+
+	return found.Stuck
+}
+
+func mustEnd(t testing.TB, w *world, socks []maps.TranslatedSock) {
+	t.Helper()
+	if n, err := DestroySocks(socks); n != len(socks) || err != nil {
+		t.Fatalf("destroyed %d sockets, %v, want %d", n, err, len(socks))
+	}
+}
+
+// flushNeighbours makes the node forget the neighbours behind its bridge, as it does when they do not answer.
+func flushNeighbours(t testing.TB, w *world) {
+	t.Helper()
+	handle, bridge := w.node.Netlink(), deviceIndex(t, w.node.Namespace, "br0")
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		neighbours, err := handle.NeighList(bridge, family)
+		lab.Must(t, err)
+		for _, n := range neighbours {
+			if n.State&(netlink.NUD_NOARP|netlink.NUD_PERMANENT) == 0 {
+				lab.Must(t, handle.NeighDel(&n))
+			}
+		}
 	}
 }
 
@@ -108,7 +156,7 @@ func TestOrphanConnectsAnew(t *testing.T) {
 	lab.Must(t, socket.Connect(vip))
 	w.publish(t, s, s.backends[1])
 	w.forget(t, s.backends[0])
-	mustDestroy(t, w, 1)
+	mustEnd(t, w, mustFind(t, w, []string{w.v4(0)}, 1))
 
 	_, _, err := socket.Recv()
 	if lab.Errno(err) != unix.ECONNABORTED {
@@ -118,11 +166,11 @@ func TestOrphanConnectsAnew(t *testing.T) {
 	if name, from := ask(t, socket, ""); name != "green" || from != netip.MustParseAddrPort(vip) {
 		t.Errorf("%s answered from %s, want green from %s", name, from, vip)
 	}
-	mustDestroy(t, w, 0)
+	mustFind(t, w, nil, 0)
 }
 
-// A socket is destroyed although its backend exists, if the original destination does not
-// belong to the Service any more.
+// A socket is an orphan although its backend exists, if the original destination does not belong to the Service any
+// more, and none if its backend has come back with another id.
 func TestOrphanOfAnAddress(t *testing.T) {
 	const vip, kept = "10.96.0.1:53", "10.96.0.2:53"
 	for _, test := range []struct {
@@ -131,18 +179,22 @@ func TestOrphanOfAnAddress(t *testing.T) {
 		want int
 	}{
 		{"left alone while nothing changes", func(*testing.T, *world, *service) {}, 0},
-		{"destroyed when the address is no frontend any more", func(t *testing.T, w *world, s *service) {
+		{"found when the address is no frontend any more", func(t *testing.T, w *world, s *service) {
 			lab.Must(t, w.maps.FrontendIDs.Delete(s.key(vip)))
 		}, 1},
-		{"destroyed when the address belongs to another Service", func(t *testing.T, w *world, _ *service) {
+		{"found when the address belongs to another Service", func(t *testing.T, w *world, _ *service) {
 			w.add(t, service{proto: "udp", at: []string{vip}, to: []string{w.v4(1)}})
 		}, 1},
-		{"destroyed when the id is another backend's", func(t *testing.T, w *world, s *service) {
+		{"found when the id is another backend's", func(t *testing.T, w *world, s *service) {
 			id := s.backends[0]
 			b := w.maps.Backends.Get(id)
 			b.Addr = maps.AddrOf(netip.MustParseAddrPort(w.v4(1)).Addr())
 			lab.Must(t, w.maps.Backends.Put(id, b))
 		}, 2},
+		{"left alone when the backend has come back", func(t *testing.T, w *world, s *service) {
+			w.forget(t, s.backends...)
+			w.add(t, service{id: s.id, proto: "udp", at: s.at, to: s.to})
+		}, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -150,7 +202,11 @@ func TestOrphanOfAnAddress(t *testing.T) {
 			client := w.pod(t)
 			lab.Must(t, mustSocket(t, client, "udp4").Connect(vip), mustSocket(t, client, "udp4").Connect(kept))
 			test.do(t, w, s)
-			mustDestroy(t, w, test.want)
+			socks, err := w.TranslatedSocks()
+			lab.Must(t, err)
+			if found, err := w.orphans(socks); len(found) != test.want || err != nil {
+				t.Errorf("%d orphans, %v, want %d", len(found), err, test.want)
+			}
 		})
 	}
 }

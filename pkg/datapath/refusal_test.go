@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 
@@ -41,7 +42,8 @@ var refusals = []struct {
 	{"a slot without its backend", []string{"10.96.0.4:80", "[fd00:96::4]:80"}, maps.ReasonDropBackendMissing, unix.EHOSTUNREACH},
 }
 
-// System calls return an error if a Service refuses the client.
+// System calls return an error if a Service refuses the client, but for a connect() of UDP, which sends nothing:
+// devices refuse the datagrams.
 func TestRefusals(t *testing.T) {
 	w := newWorld(t)
 	w.needsErrors(t)
@@ -56,12 +58,15 @@ func TestRefusals(t *testing.T) {
 				"sendto":         func() error { return mustSocket(t, client, network("udp", at)).SendTo("who", at) },
 			} {
 				t.Run(test.name+" in "+name+" to "+at, func(t *testing.T) {
-					err, reason := test.err, map[maps.Reason]uint64{test.reason: 1}
-					if name == "sendto" && at[len(at)-2:] == ":0" {
+					err, reason := error(test.err), map[maps.Reason]uint64{test.reason: 1}
+					switch {
+					case name == "connect of UDP":
+						err, reason = nil, map[maps.Reason]uint64{maps.ReasonPassDisabled: 1}
+					case name == "sendto" && at[len(at)-2:] == ":0":
 						err, reason = unix.EINVAL, map[maps.Reason]uint64{} // by the kernel
 					}
 					counted := w.counted(t, func() {
-						if got := call(); lab.Errno(got) != err {
+						if got := call(); !errors.Is(got, err) {
 							t.Errorf("got %v, want %v", got, err)
 						}
 					})
@@ -70,6 +75,33 @@ func TestRefusals(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// Programs connect a UDP socket to learn which address they would have, without sending anything: to whatever
+// address and port, the socket has that peer, and the client's address.
+func TestConnectOfUDPTellsOwnAddress(t *testing.T) {
+	w := newWorld(t)
+	w.addRefusals(t)
+	w.add(t, service{proto: "udp", at: []string{"10.96.0.5:80", "[fd00:96::5]:80"}, to: w.all4(), ranges: []string{"203.0.113.0/24"}})
+	addresses := []string{"10.96.0.5:80", "[fd00:96::5]:80"}
+	for _, test := range refusals {
+		addresses = append(addresses, test.at...)
+	}
+	client := w.pod(t)
+	for _, at := range addresses {
+		own := w.client.IPv4
+		if family(at) == unix.AF_INET6 {
+			own = w.client.IPv6
+		}
+		s := mustSocket(t, client, network("udp", at))
+		lab.Must(t, s.Connect(at))
+		if local, err := s.Local(); err != nil || local.Addr() != own {
+			t.Errorf("connected to %s: getsockname: %s, %v, want %s", at, local, err, own)
+		}
+		if peer, err := s.Peer(); netip.MustParseAddrPort(at).Port() != 0 && (err != nil || peer.String() != at) {
+			t.Errorf("connected to %s: getpeername: %s, %v", at, peer, err)
 		}
 	}
 }
@@ -95,18 +127,8 @@ func TestRefusalsOfOldKernels(t *testing.T) {
 				if err := mustSocket(t, client, network("tcp", at)).Connect(at); lab.Errno(err) != unix.ECONNREFUSED {
 					t.Errorf("connect: %v, want %v", err, unix.ECONNREFUSED)
 				}
-				s := mustSocket(t, client, network("udp", at))
-				if err := s.Connect(at); err != nil {
+				if err := mustSocket(t, client, network("udp", at)).Connect(at); err != nil {
 					t.Errorf("connect of UDP: %v, want it to succeed", err)
-				}
-				// The kernel sends nothing from IPv6 sockets to port 0 of IPv4.
-				err := s.Send("who")
-				if lab.Errno(err) == unix.EINVAL && at[:3] == "[::" {
-					return
-				}
-				lab.Must(t, err)
-				if _, _, err := s.Recv(); lab.Errno(err) != unix.ECONNREFUSED {
-					t.Errorf("receive: %v, want %v", err, unix.ECONNREFUSED)
 				}
 			})
 		}

@@ -68,13 +68,19 @@ func TestSourceRanges(t *testing.T) {
 			t.Run(test.name+", "+proto, func(t *testing.T) {
 				counted := w.counted(t, func() {
 					s := mustSocket(t, test.client, network(proto, test.dial))
-					lab.Must(t, s.SetTimeout(1)) // no answer comes to the other network
 					if test.from != "" {
 						lab.Must(t, s.Bind(test.from))
 					}
-					err := s.Connect(test.dial)
+					call := func() error {
+						lab.Must(t, s.SetTimeout(1)) // no answer comes to the other network
+						return s.Connect(test.dial)
+					}
+					if proto == "udp" { // a connect() is not refused
+						call = func() error { return s.SendTo("who", test.dial) }
+					}
+					err := call()
 					if test.want == refused && w.Features().SetRetval && lab.Errno(err) != unix.EHOSTUNREACH {
-						t.Errorf("connect: %v, want %v", err, unix.EHOSTUNREACH)
+						t.Errorf("got %v, want %v", err, unix.EHOSTUNREACH)
 					}
 				})
 				if counted[test.want] != 1 {
@@ -85,7 +91,7 @@ func TestSourceRanges(t *testing.T) {
 	}
 	t.Run("refused without ranges of the family", func(t *testing.T) {
 		w.add(t, service{proto: "udp", at: []string{"203.0.113.3:80"}, to: []string{w.v4(0)}, flags: maps.PoolSourceRanges})
-		counted := w.counted(t, func() { _ = mustSocket(t, pod, "udp4").Connect("203.0.113.3:80") })
+		counted := w.counted(t, func() { _ = mustSocket(t, pod, "udp4").SendTo("who", "203.0.113.3:80") })
 		if counted[maps.ReasonDropSourceRange] != 1 {
 			t.Errorf("counted %v", counted)
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
 )
 
@@ -210,6 +211,10 @@ func (i *inquiry) gets() string {
 		return "what the endpoint answers"
 	case i.Outcome == Passed:
 		return "what it would get without Sluice"
+	case i.Outcome == Refused && i.Protocol == lb.UDP && !i.atDevice:
+		return "ECONNREFUSED, at once from sendto() with an address, and after a datagram if it is connected"
+	case i.Outcome == Dropped && i.Protocol == lb.UDP && !i.atDevice:
+		return "EHOSTUNREACH, at once from sendto() with an address, and nothing if it is connected"
 	case i.Outcome == Refused && i.atDevice:
 		return "an ICMP error, port unreachable: ECONNREFUSED"
 	case i.Outcome == Dropped && i.atDevice:

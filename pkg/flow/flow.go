@@ -105,7 +105,7 @@ func isSame(a, b maps.Flow) bool {
 // process of this node decides at which hooks they are.
 func identity(f maps.Flow) maps.Flow {
 	if f.IsOfNode() {
-		f.Flags &= maps.FlowOfNode
+		f.Flags &= maps.FlowOfNode | maps.FlowMasqueraded
 	} else {
 		f.Flags &= maps.FlowMasqueraded
 	}

@@ -64,7 +64,11 @@ type staleFlow struct {
 // findStale returns the identities of flows that seem to be stale.
 func (s *Sweeper) findStale() (map[maps.Flow]*staleFlow, error) {
 	stale := make(map[maps.Flow]*staleFlow)
-	known := make(map[maps.Translation]bool)
+	type staleKey struct {
+		of        maps.Translation
+		resteered uint8
+	}
+	known := make(map[staleKey]bool)
 	for _, t := range s.tables {
 		for e, err := range t.All() {
 			if err != nil {
@@ -73,10 +77,10 @@ func (s *Sweeper) findStale() (map[maps.Flow]*staleFlow, error) {
 			if e.Value.Proto != protoUDP {
 				continue
 			}
-			of := translationOf(&e.Value)
+			of := staleKey{translationOf(&e.Value), e.Value.Flags & maps.FlowResteered}
 			stays, ok := known[of]
 			if !ok {
-				if stays, err = s.isCurrent(of); err != nil {
+				if stays, err = s.isCurrent(&e.Value); err != nil {
 					return nil, err
 				}
 				known[of] = stays
@@ -93,7 +97,7 @@ func (s *Sweeper) findStale() (map[maps.Flow]*staleFlow, error) {
 // removeStale deletes the entries with some roles of a flow, unless the flow is no longer stale. A
 // packet may write entries again meanwhile: it tries so many times.
 func (s *Sweeper) removeStale(f maps.Flow, so *staleFlow, tries int, roles ...uint8) error {
-	if current, err := s.isCurrent(translationOf(&f)); err != nil || current {
+	if current, err := s.isCurrent(&f); err != nil || current {
 		return err
 	}
 	for range tries {
@@ -119,8 +123,14 @@ func (s *Sweeper) removeStale(f maps.Flow, so *staleFlow, tries int, roles ...ui
 	return nil
 }
 
-// isCurrent reports whether the frontend of a flow still leads to its backend.
-func (s *Sweeper) isCurrent(of maps.Translation) (bool, error) {
+// isCurrent reports whether the frontend of a flow still leads to its backend. That of a socket which had another
+// backend first is known to the socket only.
+func (s *Sweeper) isCurrent(f *maps.Flow) (bool, error) {
+	of := translationOf(f)
+	if f.Flags&maps.FlowResteered != 0 {
+		return s.maps.HasBackend(of), nil
+	}
+
 	return s.maps.IsCurrent(of, protoUDP, maps.ScopeInternal, maps.ScopeExternal)
 }
 

@@ -80,6 +80,9 @@ func TestStale(t *testing.T) {
 		{"ended if only TCP has the frontend", to(flowOf(udp, 1), "10.96.0.1:443"), func(w *world) {
 			w.frontend(t, "10.96.0.1:443", tcp, maps.ScopeInternal, 1)
 		}, true},
+		{"kept if its socket had another backend, which is no frontend", resteered(to(flowOf(udp, 1), "10.244.2.9:8080")), func(*world) {}, false},
+		{"ended with the backend that its socket got then", resteered(to(flowOf(udp, 1), "10.244.2.9:8080")),
+			func(w *world) { lab.Must(t, w.Backends.Put(1, maps.Backend{})) }, true},
 		{"kept if it is of TCP, without a backend", flowOf(tcp, 1), func(w *world) { lab.Must(t, w.Backends.Put(1, maps.Backend{})) }, false},
 		{"kept if it is of SCTP, without a backend", flowOf(sctp, 1), func(w *world) { lab.Must(t, w.Backends.Put(1, maps.Backend{})) }, false},
 	} {
@@ -111,6 +114,29 @@ func TestStale(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// resteered is a flow of a socket that had another backend first.
+func resteered(f maps.Flow) maps.Flow {
+	f.Flags |= maps.FlowResteered
+
+	return f
+}
+
+// The flow of a datagram of a process of this node ends with both of its entries, of which one is at the hook of
+// other answers.
+func TestStaleFlowOfAProcess(t *testing.T) {
+	w := newWorld(t, 1024)
+	f := masqueraded(flowOf(udp, 1))
+	f.Flags |= maps.FlowOfNode | maps.FlowTurned | maps.FlowSent
+	w.put(t, f, note{fromClient, maps.FlowOpen, false, 0}, note{fromBackend, maps.FlowOpen, false, 0})
+	if from, to := f.Key(fromClient).Hook, f.Key(fromBackend).Hook; from != maps.HookEgress || to != maps.HookIngress {
+		t.Fatalf("the entries are at hooks %d and %d", from, to)
+	}
+	w.mustEndStale(t, w.sweeper(t), 1) // there is no backend
+	if n := w.count(t, f); n != 0 {
+		t.Errorf("%d entries are left", n)
 	}
 }
 

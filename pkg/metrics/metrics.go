@@ -171,7 +171,7 @@ var (
 	passedOver = newMetric("passed_over_total", counterKind,
 		"New flows that went to another backend, because theirs was a suspect, since the agent started.")
 	socketsEnded = newMetric("udp_sockets_ended_total", counterKind,
-		"UDP sockets that the agent has ended because their backend was gone.")
+		"UDP sockets that the agent has ended because their backend was gone, and no device could lead their datagrams to another one.")
 )
 
 // nodeMetrics are the metrics of a [NodeCollector].

@@ -18,6 +18,7 @@ type addrs struct {
 	ports     *maps.PortFilter // node ports, which are open at addresses of the node
 	now       func() time.Time
 	node      map[maps.Addr]maps.AddrUse // the node's own
+	left      map[maps.Addr]struct{}     // of backends that Services have left, and sockets have dialled
 	frontends map[maps.Addr]int          // number in the map or in a grace period
 	draining  map[maps.Addr]time.Time    // since when
 	// adopted reports whether programs may still run that began under an earlier agent, and whose
@@ -27,11 +28,11 @@ type addrs struct {
 
 func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, ports *maps.PortFilter, now func() time.Time) *addrs {
 	a := &addrs{
-		filter: filter, ports: ports, now: now, node: make(map[maps.Addr]maps.AddrUse),
+		filter: filter, ports: ports, now: now, node: make(map[maps.Addr]maps.AddrUse), left: make(map[maps.Addr]struct{}),
 		frontends: make(map[maps.Addr]int), draining: make(map[maps.Addr]time.Time),
 	}
 	a.derived = newDerived(m, func(k maps.Addr) (maps.AddrUse, bool) {
-		use := a.node[k]
+		use := a.withoutFrontends(k)
 		if _, drains := a.draining[k]; drains || a.frontends[k] > 0 {
 			use.Flags |= maps.AddrService
 		}
@@ -44,15 +45,40 @@ func newAddrs(m mirror[maps.Addr, maps.AddrUse], filter *maps.AddrFilter, ports 
 	return a
 }
 
+// withoutFrontends returns how an address is used apart from its frontends.
+func (a *addrs) withoutFrontends(k maps.Addr) maps.AddrUse {
+	use := a.node[k]
+	if _, left := a.left[k]; left {
+		use.Flags |= maps.AddrLeft
+	}
+
+	return use
+}
+
+// setLeft sets the addresses of backends that Services have left, and sockets have dialled.
+func (a *addrs) setLeft(left map[maps.Addr]struct{}) {
+	before := a.left
+	a.left = left
+	for k := range before {
+		a.compare(k)
+	}
+	for k := range left {
+		a.compare(k)
+	}
+}
+
 // adopt copies the map, after all frontends were adopted. Addresses of the node stay until setNode
-// is called. A marked address without a frontend drains, because flows may need it.
+// is called, those of backends that Services have left until setLeft is. A marked address without a frontend drains, because flows may need it.
 func (a *addrs) adopt() error {
 	if err := a.derived.adopt(); err != nil {
 		return err
 	}
 	for k, v := range a.have {
 		marked := v.Flags&maps.AddrService != 0
-		if v.Flags &^= maps.AddrService; v != (maps.AddrUse{}) {
+		if v.Flags&maps.AddrLeft != 0 {
+			a.left[k] = struct{}{}
+		}
+		if v.Flags &^= maps.AddrService | maps.AddrLeft; v != (maps.AddrUse{}) {
 			a.filter.AddNode(k)
 			a.node[k] = v
 		}
@@ -102,7 +128,7 @@ func (a *addrs) mark(key maps.FrontendKey) error {
 	if a.have[k].Flags&maps.AddrService != 0 {
 		return nil
 	}
-	use := a.node[k]
+	use := a.withoutFrontends(k)
 	use.Flags |= maps.AddrService
 	err := a.set(k, use)
 	if err == nil && a.frontends[k] == 0 {

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/sluice-lb/sluice/maps"
 )
 
@@ -104,6 +106,37 @@ func TestNodeIsCopied(t *testing.T) {
 	if _, ok := fakes.LocalCIDRs.Entries[cidr]; !ok || len(fakes.LocalCIDRs.Entries) != 1 {
 		t.Errorf("local CIDRs are %v", fakes.LocalCIDRs.Entries)
 	}
+}
+
+// The address of a backend that Services have left is marked until no socket has dialled it any more, also by the
+// next writer, and beside what else the address is.
+func TestLeft(t *testing.T) {
+	fakes := maps.NewFakes(100)
+	pod, node := maps.AddrOf(netip.MustParseAddr("10.244.1.2")), maps.AddrOf(netip.MustParseAddr("192.168.1.2"))
+	check := func(when string, want map[maps.Addr]maps.AddrUse) {
+		t.Helper()
+		if diff := cmp.Diff(want, fakes.Addrs.Entries); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	r := mustNew(t, fakes.Tables, newTestClock())
+	r.SetNodeAddrs(map[netip.Addr]maps.AddrUse{node.IP(): {Ifindex: 2}})
+	r.SetLeft(map[maps.Addr]struct{}{pod: {}, node: {}})
+	mustApply(t, r)
+	both := map[maps.Addr]maps.AddrUse{pod: {Flags: maps.AddrLeft}, node: {Ifindex: 2, Flags: maps.AddrNode | maps.AddrLeft}}
+	check("marked", both)
+
+	next := mustNew(t, fakes.Tables, newTestClock())
+	mustApply(t, next)
+	next.SetNodeAddrs(map[netip.Addr]maps.AddrUse{node.IP(): {Ifindex: 2}})
+	mustApply(t, next)
+	check("adopted", both)
+	next.SetLeft(map[maps.Addr]struct{}{node: {}})
+	mustApply(t, next)
+	check("when the sockets of one are closed", map[maps.Addr]maps.AddrUse{node: both[node]})
+	next.SetLeft(nil)
+	mustApply(t, next)
+	check("when all are", map[maps.Addr]maps.AddrUse{node: {Ifindex: 2, Flags: maps.AddrNode}})
 }
 
 func TestEveryMapIsNeeded(t *testing.T) {

@@ -285,6 +285,10 @@ func (r *Reconciler) SetNodeAddrs(addrs map[netip.Addr]maps.AddrUse) {
 	r.addrs.setNode(want)
 }
 
+// SetLeft sets the addresses of backends that their Services have left, and that connected UDP sockets have
+// dialled: programs lead the datagrams of these to other backends. Adopted entries stay until the first call.
+func (r *Reconciler) SetLeft(left map[maps.Addr]struct{}) { r.addrs.setLeft(left) }
+
 // SetDevices sets the devices of this node, by ifindex. Adopted entries stay until the first
 // call.
 func (r *Reconciler) SetDevices(devices map[uint32]maps.Device) {

@@ -126,6 +126,7 @@ func addrText(k maps.Addr, v maps.AddrUse) (string, string) {
 	parts = appendFlag(parts, v.Flags, maps.AddrNode, "node")
 	parts = appendFlag(parts, v.Flags, maps.AddrNodePort, "node-port")
 	parts = appendFlag(parts, v.Flags, maps.AddrService, "service")
+	parts = appendFlag(parts, v.Flags, maps.AddrLeft, "left")
 	if v.Ifindex != 0 {
 		parts = append(parts, fmt.Sprintf("ifindex=%d", v.Ifindex))
 	}

@@ -99,10 +99,14 @@ func hairpinOfSocket(p probe, o outcome) (outcome, bool) {
 	return o, true
 }
 
-// Where kube-proxy drops, a socket of the node or its pods gets an error.
+// Where kube-proxy drops, a connect() of the node or its pods gets an error. A datagram vanishes, also one of the node,
+// where kube-proxy's rules report EPERM.
 func reportsDrop(p probe, o outcome) (outcome, bool) {
 	if !p.client.socket || o.failure != silence && o.failure != permDropped {
 		return o, false
+	}
+	if p.frontend.protocol == "udp" {
+		return outcome{failure: silence}, o.failure != silence
 	}
 
 	return outcome{failure: unreachable}, true

@@ -79,7 +79,7 @@ func TestDifferences(t *testing.T) {
 		{"a socket dials itself", backend, false, answer("pod-1-1", local, "10.244.1.1"), answer("pod-1-1", local, theClient)},
 		{"a socket learns of a drop", pod, false, failed(silence), failed(unreachable)},
 		{"a device does not learn of a drop", guest, false, failed(silence), failed(silence)},
-		{"the node learns of a dropped datagram", node, false, failed(permDropped), failed(unreachable)},
+		{"the node does not learn of a dropped datagram", node, false, failed(permDropped), failed(silence)},
 		{"the node learns of a rejected datagram", node, false, failed(permRefused), failed(refused)},
 		{"a refusal stays one", outsider, false, failed(refused), failed(refused)},
 		{"elsewhere stays elsewhere", node, false, answer(elsewhere, netip.AddrPort{}, "192.168.50.1"), answer(elsewhere, netip.AddrPort{}, "192.168.50.1")},
@@ -87,8 +87,12 @@ func TestDifferences(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			o, _ := directed()
 			o.putOne(o.services["s9"], directedSlices(map[string]discoveryv1.EndpointConditions{"pod-1-2": {}, "pod-2-0": {}}))
+			protocol := "tcp"
+			if test.is.failure == permDropped || test.is.failure == permRefused {
+				protocol = "udp"
+			}
 			p := probe{
-				client: test.client, frontend: frontend{service: "s9"}, settings: settings{masqueradeAll: test.all}, objects: o,
+				client: test.client, frontend: frontend{service: "s9", protocol: protocol}, settings: settings{masqueradeAll: test.all}, objects: o,
 				sources: map[netip.Addr]netip.Addr{remote.Addr(): netip.MustParseAddr("192.168.50.1")},
 			}
 			got, used := expect(p, outcomes{test.is: 1}, differences)

@@ -64,7 +64,7 @@ func TestCutOff(t *testing.T) {
 	s.Tunnel.Mend(t)
 	mustReachAfterOutage(t, s.Pod.To("tcp", web), stays.Name)
 	scene.MustFail(t, s.Pod.To("tcp", gone), scene.Dropped)
-	mustBeAborted(t, connected)
+	mustBeUnanswered(t, connected)
 	pinned := sluice.MustLoad(t, s.Agent)
 	lab.Eventually(t, "the deleted Service leaves no trace in the maps", func() bool {
 		return !mentions(mustDump(t, pinned), s.Namespace+"/gone") && len(backendIDs(t, pinned, leaves)) == 0

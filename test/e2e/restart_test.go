@@ -106,7 +106,7 @@ func TestChangesWhileDead(t *testing.T) {
 
 	scene.MustReach(t, s.Pod.To("tcp", web), scene.Names(stays, comes)...)
 	scene.MustFail(t, s.Pod.To("tcp", gone), scene.Dropped)
-	mustBeAborted(t, connected)
+	mustBeUnanswered(t, connected)
 	if now := backendIDs(t, pinned, stays); !slices.Equal(now, keeps) {
 		t.Errorf("the ids of the backend that stayed are %v, were %v", now, keeps)
 	}
@@ -115,11 +115,11 @@ func TestChangesWhileDead(t *testing.T) {
 	})
 }
 
-// An agent is killed when it has taken a UDP Service out of the maps, and
-// before it has ended the sockets of its clients. The next one does it.
+// An agent is killed when it has taken a UDP Service out of the maps, and before it has found the sockets of its
+// clients. The next one does it.
 //
 //	pod ────── dns:80 ── pod-1-0
-func TestKilledBeforeSocketsWereEnded(t *testing.T) {
+func TestKilledBeforeSocketsWereFound(t *testing.T) {
 	s := mustTestbed(t)
 	s.SetEndpoints(t, "dns", scene.ReadyAll(s.Local()[0])...)
 	dns := s.CreateService(t, "dns")
@@ -139,7 +139,7 @@ func TestKilledBeforeSocketsWereEnded(t *testing.T) {
 		lab.Must(t, pinned.Backends.Put(maps.Index(id), maps.Backend{}))
 	}
 	lab.Must(t, s.Agent.Start())
-	mustBeAborted(t, connected)
+	mustBeUnanswered(t, connected)
 }
 
 // backendIDs are the ids that a pod has in the backends map, sorted.

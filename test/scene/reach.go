@@ -51,13 +51,17 @@ func (d Dial) Reaches(want ...string) error {
 // Refusal is the error that a client gets when it is refused or dropped.
 type Refusal struct{ atSocket, atDevice unix.Errno }
 
-func (r Refusal) of(c *Client) unix.Errno {
-	if c.AtSocket {
+func (r Refusal) of(d Dial) unix.Errno {
+	if d.isAtSocket() {
 		return r.atSocket
 	}
 
 	return r.atDevice
 }
+
+// isAtSocket reports whether the client is refused at its socket. A connect() of UDP is not: its datagrams are, where
+// they pass a device.
+func (d Dial) isAtSocket() bool { return d.From.AtSocket && d.Network != "udp" }
 
 var (
 	// Rejected is kube-proxy's REJECT: every client is refused at once.
@@ -87,8 +91,8 @@ func MustAllFail(t testing.TB, how Refusal, dials ...Dial) {
 // fails waits until the client is refused or dropped, several times in succession. A
 // device may drop instead of refusing for a while: refusals have a limit for each client.
 func (d Dial) fails(how Refusal) error {
-	want, times := how.of(d.From), 2
-	if d.From.AtSocket {
+	want, times := how.of(d), 2
+	if d.isAtSocket() {
 		times = 6 // which takes no time
 	}
 	refused := 0
@@ -97,7 +101,7 @@ func (d Dial) fails(how Refusal) error {
 		switch {
 		case errors.Is(err, want):
 			refused++
-		case refused > 0 && (d.From.AtSocket || !errors.Is(err, unix.ETIMEDOUT)):
+		case refused > 0 && (d.isAtSocket() || !errors.Is(err, unix.ETIMEDOUT)):
 			return fmt.Errorf("%s: answer of %q, %v after %v", d, answer.Name, err, want)
 		case time.Now().After(deadline):
 			return fmt.Errorf("%s: after %v: answer of %q, %v, want %v", d, lab.Timeout, answer.Name, err, want)

@@ -113,12 +113,13 @@ func (w way) outcome(reply lab.Reply, err error) string {
 // device that drops sends nothing.
 func (w way) refusal(err error, after time.Duration) string {
 	outcome := err.Error()
+	atSocket := w.path.socket && (w.Network != "udp" || w.Unconnected) // a connect() of UDP is not refused
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
 		outcome = reject
-	case w.path.socket && errors.Is(err, unix.EHOSTUNREACH):
+	case atSocket && errors.Is(err, unix.EHOSTUNREACH):
 		outcome = drop
-	case !w.path.socket && isSilence(err):
+	case !atSocket && isSilence(err):
 		return drop
 	}
 	if after > atOnce {
