@@ -63,7 +63,7 @@ func TestDeviceFeatures(t *testing.T) {
 		{"cookies of network namespaces", [2]int{5, 14}, features.NetnsCookie != 0, true},
 		{"tcx", [2]int{6, 6}, features.TCX, true},
 		{"a bpf_fib_lookup of MTUs", [2]int{5, 12}, features.FIBMTU, true},
-		{"BPF_FIB_LOOKUP_SRC", [2]int{6, 7}, features.FIBSource, true},
+		{"BPF_FIB_LOOKUP_SRC", [2]int{6, 7}, features.FIBSource, false},
 		{"BPF_F_IPV6", [2]int{6, 16}, features.ChecksumIPv6, false},
 	} {
 		isNew := version[0] > test.since[0] || version[0] == test.since[0] && version[1] >= test.since[1]
