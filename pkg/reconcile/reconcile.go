@@ -126,6 +126,8 @@ func New(cfg Config) (*Reconciler, error) {
 		waiting:      make(map[*service]struct{}),
 		blocked:      make(map[*service]struct{}),
 	}
+	// An address that another proxy serves is known before the range that it is in.
+	r.serviceCIDRs.order = func(a, b maps.CIDRKey) int { return cmp.Compare(b.PrefixLen, a.PrefixLen) }
 	r.servicePorts = table[uint32, maps.ServicePort]{Table: t.ServicePorts, budget: m, text: servicePortText, want: r.names}
 	r.frontends = array[maps.Frontend]{Array: t.Frontends, budget: m, text: frontendText, cost: costOperation, room: &r.frontendPlaces.room, used: &r.frontendPlaces.used}
 	r.pools = array[maps.Pool]{Array: t.Pools, budget: m, text: poolText, cost: costOperation, room: &r.poolPlaces.room, used: &r.poolPlaces.used}
