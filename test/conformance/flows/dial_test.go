@@ -61,12 +61,19 @@ func (s *scenario) ways(f flow, p path, want expected) []way {
 	if needNotBind && f.DestIP.Is4() {
 		ways = append(ways, way{Exchange: mapped, path: p, name: "v4-mapped"})
 	}
-	if plain.Network == "udp" {
-		for _, w := range ways {
-			w.Unconnected = true
-			w.name += " sendto"
-			ways = append(ways, w)
-		}
+	if plain.Network != "udp" {
+		return ways
+	}
+	connected := len(ways)
+	for _, w := range ways {
+		w.Unconnected = true
+		w.name += " sendto"
+		ways = append(ways, w)
+	}
+	// What a connected socket of the node sends to the node itself passes no device that could refuse it.
+	own := f.DestIP.IsLoopback() || slices.Contains(s.Node.LocalIPs, f.DestIP)
+	if refused := slices.Equal(want.outcomes, []string{reject}) || slices.Equal(want.outcomes, []string{drop}); p.from == onNode && own && refused {
+		return ways[connected:]
 	}
 
 	return ways
@@ -113,7 +120,7 @@ func (w way) outcome(reply lab.Reply, err error) string {
 // device that drops sends nothing.
 func (w way) refusal(err error, after time.Duration) string {
 	outcome := err.Error()
-	atSocket := w.path.socket && (w.Network != "udp" || w.Unconnected) // a connect() of UDP is not refused
+	atSocket := w.path.socket && (w.Unconnected || !strings.HasPrefix(w.Network, "udp")) // a connect() of UDP is not refused
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
 		outcome = reject
