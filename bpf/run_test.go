@@ -117,7 +117,7 @@ func (w *world) config(t testing.TB, p place) DeviceConfig {
 	t.Helper()
 	cfg := DeviceConfig{
 		Class: p.class, NoEthernet: p.noEthernet, BridgePort: p.bridgePort,
-		FIBSource: atLeast(t, 6, 7), ChecksumIPv6: atLeast(t, 6, 16), Conntrack: knowsConntrack(t), ConntrackHidden: !atLeast(t, 5, 18),
+		FIBSource: atLeast(t, 6, 7), ChecksumIPv6: atLeast(t, 6, 16), Conntrack: knowsConntrack(t),
 	}
 	for _, option := range w.options {
 		option(&cfg)
