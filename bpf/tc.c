@@ -113,24 +113,6 @@ static __always_inline enum reason begin(struct __sk_buff *ctx, __u32 flags)
 }
 
 /*
- * begins_anew reports whether the packet of the flow f is the first one of another flow, and takes f out of the
- * counts then.
- */
-static __noinline bool begins_anew(struct packet *pkt, struct flow *f, bool half_open)
-{
-	if (!starts_new_flow(pkt, f, half_open) && !dials_again(pkt, f, half_open))
-		return false;
-	pkt->replaces = f->created;
-	uncount(f);
-	report_bytes(f);
-	if (f->flags & FLOW_RESTEERED) { /* the socket may dial that backend again */
-		pkt->gone = *f;
-		forget_all(pkt);
-	}
-	return true;
-}
-
-/*
  * assign_flow finds or opens the flow of a packet from the wire, and sets pkt->to to what the
  * packet becomes.
  */
@@ -141,17 +123,21 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 	struct flow *f = find_flow(pkt, &pkt->ip.key, &half_open);
 	enum reason why;
 
-	if (!f && resteers_own() && pkt->event == EVENT_RESET)
-		hide_from_socket(ctx, HOOK_INGRESS);
-	if (f && is_stray(f))
+	if (!f) {
+		if (resteers_own() && pkt->event == EVENT_RESET)
+			hide_from_socket(ctx, HOOK_INGRESS);
+		return begin(ctx, flags);
+	}
+	if (is_stray(f))
 		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : begin_flow(ctx, flags);
-	if (!f || begins_anew(pkt, f, half_open)) {
-		why = begin(ctx, flags);
-		if (why != REASON_FLOW)
-			return why;
-		f = find_flow(pkt, &pkt->ip.key, &half_open); /* another CPU has opened it */
-		if (!f)
-			return REASON_DROP_FLOW_TABLE;
+	if (starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
+		uncount(f);
+		report_bytes(f);
+		if (f->flags & FLOW_RESTEERED) { /* the socket may dial that backend again */
+			pkt->gone = *f;
+			forget_all(pkt);
+		}
+		return begin(ctx, flags);
 	}
 	if (config_heal && is_unanswered(pkt, f, half_open)) {
 		give_up(pkt, f);

@@ -429,15 +429,6 @@ static __always_inline int put_back_all(struct packet *pkt)
 }
 
 /*
- * is_claim reports whether an entry of half_open only claims the tuple of a client, whose flow another CPU opens at
- * this moment: see claim. No flow is without a backend.
- */
-static __always_inline bool is_claim(const struct flow *f)
-{
-	return !f->backend_id;
-}
-
-/*
  * find_flow returns the entry of key, or NULL, and sets pkt->to to the tuple of its packets.
  *
  * Another CPU may confirm the flow meanwhile, which puts it into flows before it leaves half_open:
@@ -458,7 +449,7 @@ static __always_inline struct flow *find_flow(struct packet *pkt, const struct f
 		f = bpf_map_lookup_elem(&sl_flows, key);
 		*half_open = false;
 	}
-	if (!f || (*half_open && is_claim(f)) || !set_target(pkt, f, key))
+	if (!f || !set_target(pkt, f, key))
 		return NULL;
 	return f->role == FLOW_FROM_BACKEND && !(f->flags & FLOW_SENT) ? NULL : f;
 }

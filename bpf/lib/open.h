@@ -119,37 +119,29 @@ static __always_inline int put_entries(struct packet *pkt)
 	return why ?: put_opening(FLOW_FROM_CLIENT);
 }
 
-/*
- * remember reserves the tuples of the new flow and puts its entries. It returns REASON_FLOW if another CPU has opened
- * a flow for the client meanwhile: see claim.
- */
+/* remember reserves the tuples of the new flow and puts its entries. */
 static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt)
 {
 	struct flow *f = &pkt->flow;
-	int why =
-		pkt->given_up ? REASON_NEXT : claim(pkt); /* that flow stays if there is no other */
+	int why = REASON_NEXT;
 
-	if (why)
-		return why;
 	set_backend(ctx);
 	if (is_masqueraded(f) && try_turn(ctx, pkt, &pkt->backend))
 		f->flags |= FLOW_TURNED | FLOW_SENT;
 	else
 		why = reserve_reply(ctx, pkt);
 	evict(pkt);
-	if (!why) {
-		note_return(ctx, pkt);
-		if (is_masqueraded(f)) {
-			why = masquerade(ctx, pkt);
-			evict(pkt);
-		}
-		if (!why)
-			why = put_entries(pkt);
-		if (why)
-			release(HOOK_INGRESS, FLOW_TO_CLIENT);
-	}
 	if (why)
-		release(HOOK_INGRESS, FLOW_FROM_CLIENT);
+		return why;
+	note_return(ctx, pkt);
+	if (is_masqueraded(f)) {
+		why = masquerade(ctx, pkt);
+		evict(pkt);
+	}
+	if (!why)
+		why = put_entries(pkt);
+	if (why)
+		release(HOOK_INGRESS, FLOW_TO_CLIENT);
 	return why;
 }
 
@@ -414,7 +406,7 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 	else
 		why = open_flow(ctx, pkt);
 	pkt->service_port_id = pkt->pool.service_port_id;
-	if (!pkt->given_up && why != REASON_FLOW)
+	if (!pkt->given_up)
 		count_new(pkt->pool.service_port_id, why);
 	return why;
 }

@@ -179,7 +179,6 @@ struct packet {
 	bool evicts; /* gone has to be deleted */
 	__u8 role; /* of the entry at egress: enum flow_role */
 	__u8 flags; /* and its flags */
-	__u64 replaces; /* when the flow was created that the packet replaces by a new one; 0: none */
 	__u32 given_up; /* the backend of a flow that is unanswered, which gets another one; 0: none */
 	struct flow_key late; /* the tuple with which its answers arrive */
 	bool refused; /* it has refused the SYN: see refusal.h */
@@ -236,7 +235,6 @@ static __always_inline struct packet *new_packet(enum hook hook)
 		pkt->event = EVENT_NONE;
 		pkt->is_error = false;
 		pkt->evicts = false;
-		pkt->replaces = 0;
 		pkt->given_up = 0;
 		pkt->refused = false;
 		pkt->left = false;

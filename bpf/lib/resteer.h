@@ -279,7 +279,6 @@ __noinline int resteer(struct __sk_buff *ctx)
 	struct sock_state *state;
 	bool tcp, first;
 	__u32 had;
-	int why;
 
 	if (!pkt || pkt->event != EVENT_OPEN || pkt->ip.key.proto == IPPROTO_SCTP)
 		return REASON_PASS_NO_FRONTEND;
@@ -303,9 +302,8 @@ __noinline int resteer(struct __sk_buff *ctx)
 	note_port(DIRECT_PORT);
 	note_port(pkt->flow.original_port);
 	note_source(&pkt->flow.original_dst, pkt->flow.original_port, false, pkt->now);
-	why = remember(ctx, pkt);
-	if (why)
-		return why == REASON_FLOW ? why : REASON_PASS_NO_FRONTEND;
+	if (remember(ctx, pkt))
+		return REASON_PASS_NO_FRONTEND;
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
 	move_load(pkt, state);
 	note_attempt(pkt->flow.backend_id, state->service_port_id, state->client, pkt->now);

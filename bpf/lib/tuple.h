@@ -377,63 +377,6 @@ __noinline int put_opening(__u32 role)
 }
 
 /*
- * How often a CPU looks whether another one has opened a flow, which takes some microseconds: for some hundreds, if
- * that one is interrupted. In two loops, so that the verifier walks the sum of them, and not the product.
- */
-#define CLAIM_LOOKS 64
-#define CLAIM_ROUNDS 64
-
-/*
- * look_at_claim looks at the entry of half_open at pkt->key until it is a flow, and no longer a claim, and returns
- * REASON_FLOW, or REASON_NEXT if there is none, or the one that the packet replaces, or REASON_DROP_TUPLE_TAKEN if
- * it is still a claim. It is global, so that the verifier walks it once.
- */
-__noinline int look_at_claim(void)
-{
-	struct packet *pkt = packet_at(HOOK_INGRESS);
-	const struct flow *had;
-	int i;
-
-	for (i = 0; pkt && i < CLAIM_LOOKS; i++) {
-		had = half_open_at(&pkt->key);
-		if (!had || (pkt->replaces && had->created == pkt->replaces))
-			return REASON_NEXT;
-		if (!is_claim(had))
-			return REASON_FLOW;
-	}
-	return REASON_DROP_TUPLE_TAKEN;
-}
-
-/* await_claim is look_at_claim for long enough. It is global for the same reason. */
-__noinline int await_claim(void)
-{
-	int why = REASON_DROP_TUPLE_TAKEN, i;
-
-	for (i = 0; i < CLAIM_ROUNDS && why == REASON_DROP_TUPLE_TAKEN; i++)
-		why = look_at_claim();
-	return why;
-}
-
-/*
- * claim puts the entry of the packet's flow for its client into half_open, before the flow has a backend, and returns
- * REASON_NEXT. So of several CPUs that get first packets of one client at once, one opens a flow. The others wait
- * until it has, and get REASON_FLOW: their packets belong to that. It is put over a claim that was given up, or the
- * flow that the packet replaces. It is for ingress.
- */
-static __always_inline int claim(struct packet *pkt)
-{
-	comes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->key);
-	pkt->flow.role = FLOW_FROM_CLIENT;
-	if (!put_half_open(&pkt->key, &pkt->flow, BPF_NOEXIST)) {
-		count_flows(COUNT_HALF_OPEN_PUT, 1);
-		return REASON_NEXT;
-	}
-	if (await_claim() == REASON_FLOW)
-		return REASON_FLOW;
-	return put_half_open(&pkt->key, &pkt->flow, BPF_ANY) ? REASON_DROP_FLOW_TABLE : REASON_NEXT;
-}
-
-/*
  * complete_opening replaces the entry that pkt->flow has reserved in this role, because each entry
  * has the whole flow, which was not complete then.
  */
