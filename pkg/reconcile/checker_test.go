@@ -202,7 +202,7 @@ func (g *checker) check() {
 		}
 	}
 	for cidr := range g.ServiceCIDRs.Entries {
-		if !g.CIDRCovers.May(cidr.Addr) {
+		if isCovered(cidr) && !g.CIDRCovers.May(cidr.Addr) {
 			g.fail("Service CIDR %s is not covered", cidr.Prefix())
 		}
 	}

@@ -146,7 +146,7 @@ func (r *Reconciler) compareFilters(c *comparison) {
 		}
 	}
 	for k := range r.serviceCIDRs.have {
-		if covers := r.tables.CIDRCovers; !covers.May(k.Addr) {
+		if covers := r.tables.CIDRCovers; isCovered(k) && !covers.May(k.Addr) {
 			c.add(maps.NameCIDRCovers, k.Prefix().String(), "is missing", false, func() error {
 				covers.Add(k)
 				covers.Remove(k) // it was counted before

@@ -134,10 +134,9 @@ func New(cfg Config) (*Reconciler, error) {
 	r.slots = array[uint32]{Array: t.Slots, budget: m, text: slotText, cost: costSlot, room: &r.spans.room, used: &r.spans.used}
 	r.backends = array[maps.Backend]{Array: t.Backends, budget: m, text: backendText, cost: costOperation, room: &r.backendPlaces.room, used: &r.backendPlaces.used}
 	r.addrs = newAddrs(newMirror(t.Addrs, m, addrText), t.AddrFilter, t.PortFilter, r.now)
-	// Single addresses are excepted from a range that is covered.
 	cover := func(change func(maps.CIDRKey)) func(maps.CIDRKey) {
 		return func(k maps.CIDRKey) {
-			if !k.Prefix().IsSingleIP() {
+			if isCovered(k) {
 				change(k)
 			}
 		}
@@ -310,6 +309,10 @@ func (r *Reconciler) SetServiceCIDRs(prefixes []netip.Prefix, others []netip.Add
 	}
 	r.serviceCIDRs.replace(want)
 }
+
+// isCovered reports whether the filter of service_cidrs has an entry: a single address is an exception
+// from a range that is covered.
+func isCovered(k maps.CIDRKey) bool { return !k.Prefix().IsSingleIP() }
 
 // SetLocalCIDRs sets the ranges of pod addresses, where detectLocalMode needs them. Adopted
 // entries stay until the first call.

@@ -37,6 +37,7 @@ type cluster struct {
 
 	ports        []*servicePort // what follows, see read
 	serviceCIDRs []netip.Prefix
+	otherProxies []netip.Addr // the ClusterIPs of their Services
 }
 
 // options are the agent's.
@@ -186,7 +187,8 @@ func (c *cluster) isNodePortAddress(ip netip.Addr) bool {
 }
 
 // isServiceCIDR: CONTRACT 1.6.2, but at once, and a CIDR that two objects name
-// stays when one of them goes.
+// stays when one of them goes. That Sluice leaves some addresses alone is in differences_test.go.
 func (c *cluster) isServiceCIDR(ip netip.Addr) bool {
-	return slices.ContainsFunc(c.serviceCIDRs, func(p netip.Prefix) bool { return p.Contains(ip) })
+	in := func(p netip.Prefix) bool { return p.Contains(ip) }
+	return slices.ContainsFunc(c.serviceCIDRs, in) && !c.isLeftAlone(ip)
 }

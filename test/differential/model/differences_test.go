@@ -44,8 +44,8 @@ func (t target) compare(u target) int { return t.at.Compare(u.at) }
 func (c *cluster) decideAsSluice(p packet) decision {
 	f := c.factsOf(p)
 	switch {
-	case p.path == nodeSocket && p.dst == loopback(familyOf(p.dst)) && c.options.loopbackNodePorts:
-		// DESIGN.md 6.3: NodePorts answer on loopback for host processes, whatever
+	case p.path == nodeSocket && p.dst.IsLoopback() && c.options.loopbackNodePorts:
+		// DESIGN.md 6.3: NodePorts answer on all of loopback for host processes, whatever
 		// addresses were selected.
 		if sp := c.nodePort(p); sp != nil {
 			c.note(differsLoopback)
@@ -71,6 +71,20 @@ func (c *cluster) decideAsSluice(p packet) decision {
 		f.ofNode = false
 	}
 	return c.decide(p, f)
+}
+
+// isLeftAlone reports whether packets to an address in a ServiceCIDR pass, although no Service has it
+// here. kube-proxy drops them once another proxy had its turn; Sluice would drop them before, so that of
+// a Service of another proxy is left to it (docs/kube-proxy.md, "Services of other proxies"). A
+// ServiceCIDR of a single address drops nothing (SetServiceCIDRs in pkg/reconcile).
+func (c *cluster) isLeftAlone(ip netip.Addr) bool {
+	if slices.Contains(c.otherProxies, ip) {
+		c.note(differsOtherProxy)
+		return true
+	}
+	single := !slices.ContainsFunc(c.serviceCIDRs, func(p netip.Prefix) bool { return !p.IsSingleIP() && p.Contains(ip) })
+	c.noteIf(differsSingleAddress, single)
+	return single
 }
 
 // masqueradesAsSluice reports whether a backend sees this node's address.

@@ -44,12 +44,13 @@ var (
 	pods6       = []string{"fd00:244:1::5", "fd00:244:2::5"}
 	outside4    = []string{"203.0.113.5", "198.51.100.20"}
 	outside6    = []string{"2001:db8:ffff::5", "2001:db8:aaaa::5"}
-	others      = []string{"172.30.0.99", "fd00:10:96::99", "127.0.0.1", "::1", "192.168.0.3", "198.51.100.7", "2001:db8:ffff::7"}
+	others      = []string{"172.30.0.99", "fd00:10:96::99", "127.0.0.1", "127.0.0.2", "::1", "169.254.1.1", "fe80::1", "192.168.0.3", "198.51.100.7", "2001:db8:ffff::7"}
 
 	// What means an address that is written otherwise, or none.
 	ugly = []string{
 		"001.002.003.004", "::ffff:1.2.3.4", "2001:0db8:0::0004", "5.6.07.8",
 		"", "  ", "1.2.3", "1.2.3.4 ", "fe80::1%eth0", "host.example", "0.0.0.0", "::", "1.2.3.400",
+		"127.0.0.1", "127.0.0.2", "::1", "169.254.1.1", "fe80::1",
 	}
 )
 
@@ -178,7 +179,7 @@ func (g *generator) node() *corev1.Node {
 func (g *generator) serviceCIDR() *networkingv1.ServiceCIDR {
 	cidrs := []string{"172.30.0.0/24", "172.30.0.0/16", "fd00:10:96::/112", "172.30.0.96/28"}
 	if g.one(5) {
-		cidrs = append(cidrs, "192.168.0.0/16", "nonsense", "172.30.000.0/16")
+		cidrs = append(cidrs, "192.168.0.0/16", "nonsense", "172.30.000.0/16", "172.30.0.99/32", "fd00:10:96::99/128")
 	}
 	return object.ServiceCIDR(pick(g, "kubernetes", "more"), some(g, 3, cidrs...)...)
 }

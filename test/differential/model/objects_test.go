@@ -59,9 +59,14 @@ func (c *cluster) read() {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	c.serviceCIDRs = nil
+	c.serviceCIDRs, c.otherProxies = nil, nil
 	for _, obj := range c.cidrs {
 		c.serviceCIDRs = append(c.serviceCIDRs, parsePrefixes(obj.Spec.CIDRs)...)
+	}
+	for _, svc := range c.services {
+		if isOfOtherProxy(svc) {
+			c.otherProxies = append(c.otherProxies, c.clusterIPsOf(svc)...)
+		}
 	}
 	c.ports = nil
 	for _, svc := range services {
@@ -73,7 +78,7 @@ func (c *cluster) read() {
 
 // isProxied: CONTRACT 1.1.1 and 1.1.3.
 func (c *cluster) isProxied(svc *corev1.Service) bool {
-	if _, labelled := svc.Labels["service.kubernetes.io/service-proxy-name"]; labelled {
+	if isOfOtherProxy(svc) {
 		c.note(optedOut)
 		return false
 	}
@@ -86,6 +91,29 @@ func (c *cluster) isProxied(svc *corev1.Service) bool {
 		return false
 	}
 	return true
+}
+
+func isOfOtherProxy(svc *corev1.Service) bool {
+	_, labelled := svc.Labels["service.kubernetes.io/service-proxy-name"]
+	return labelled
+}
+
+// clusterIPsOf is what a Service of another proxy has of addresses, whatever its type and families.
+func (c *cluster) clusterIPsOf(svc *corev1.Service) []netip.Addr {
+	texts := svc.Spec.ClusterIPs
+	switch {
+	case svc.Spec.ClusterIP == "", svc.Spec.ClusterIP == corev1.ClusterIPNone:
+		return nil
+	case len(svc.Spec.IPFamilies) == 0:
+		texts = []string{svc.Spec.ClusterIP}
+	}
+	var ips []netip.Addr
+	for _, text := range texts {
+		if ip := parse(text); ip.IsValid() {
+			ips = append(ips, ip)
+		}
+	}
+	return ips
 }
 
 // servicePorts: what a Service has of one family, if it has a ClusterIP there.
@@ -240,14 +268,17 @@ func (c *cluster) algorithm(svc *corev1.Service) string {
 
 var algorithms = []string{"random", "rr", "lc", "sed", "nq", "sh", "dh", "maglev"}
 
-// parseOf: CONTRACT 1.1.5. What is no address, or none of one destination, or of
-// the other family, is the zero one.
+// parseOf: CONTRACT 1.1.5. What is no address, or another destination in each network
+// namespace (docs/kube-proxy.md, "Addresses that no Service has"), or of the other
+// family, is the zero one.
 func (c *cluster) parseOf(family corev1.IPFamily, text string) netip.Addr {
 	ip := parse(text)
 	if !ip.IsValid() {
 		c.note(badAddress)
 	}
-	if !ip.IsValid() || ip.IsUnspecified() || familyOf(ip) != family {
+	special := ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast()
+	c.noteIf(differsSpecialAddress, special)
+	if !ip.IsValid() || special || familyOf(ip) != family {
 		return netip.Addr{}
 	}
 	return ip

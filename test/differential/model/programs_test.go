@@ -21,7 +21,6 @@ type programs struct {
 	options options
 	ranges  map[uint32][]maps.SourceRangeKey // by service port id
 	names   map[uint32]string                // of service ports, by id
-	cidrs   []maps.CIDRKey
 	locals  []maps.CIDRKey
 }
 
@@ -36,9 +35,6 @@ func openPrograms(f *maps.Fakes, o options) *programs {
 	}
 	for k := range f.SourceRanges.Entries {
 		p.ranges[k.ServicePortId] = append(p.ranges[k.ServicePortId], k)
-	}
-	for k := range f.ServiceCIDRs.Entries {
-		p.cidrs = append(p.cidrs, k)
 	}
 	for k := range f.LocalCIDRs.Entries {
 		p.locals = append(p.locals, k)
@@ -71,7 +67,7 @@ func (m *programs) dial(p packet) answer {
 }
 
 func (m *programs) hasNodePorts(p packet, dst maps.Addr) bool {
-	if p.dst == loopback(familyOf(p.dst)) {
+	if p.dst.IsLoopback() {
 		return m.options.loopbackNodePorts && p.path == nodeSocket
 	}
 	return m.Addrs.Entries[dst].Flags&maps.AddrNodePort != 0
@@ -112,10 +108,7 @@ func (m *programs) come(p packet) answer {
 	if known && !m.AddrFilter.May(key.Addr) {
 		panic(wrong(fmt.Sprintf("%s is in addrs, and not in the filter", key.Addr.IP())))
 	}
-	if covers(m.cidrs, key.Addr) && !m.CIDRCovers.May(key.Addr) {
-		panic(wrong(fmt.Sprintf("%s is in a Service CIDR, and not covered", key.Addr.IP())))
-	}
-	if !known && !covers(m.cidrs, key.Addr) {
+	if !known && !m.isServiceCIDR(key.Addr) {
 		return answer{verdict: untouched}
 	}
 	pool, found := maps.Pool{}, false
@@ -159,7 +152,7 @@ func (m *programs) whyNoFrontend(key maps.FrontendKey) answer {
 	if _, isClusterIP := m.lookup(all); isClusterIP {
 		return answer{verdict: reject}
 	}
-	if covers(m.cidrs, key.Addr) {
+	if m.isServiceCIDR(key.Addr) {
 		return answer{verdict: drop}
 	}
 	return answer{verdict: untouched}
@@ -231,6 +224,23 @@ func (m *programs) isInRanges(pool maps.Pool, src netip.Addr) bool {
 	return slices.ContainsFunc(m.ranges[pool.ServicePortId], func(k maps.SourceRangeKey) bool {
 		return hasPrefix(maps.AddrOf(src), k.Addr, int(k.PrefixLen)-32)
 	})
+}
+
+// isServiceCIDR is is_service_cidr in lib/addr.h: the longest prefix decides.
+func (m *programs) isServiceCIDR(ip maps.Addr) bool {
+	longest, use := -1, uint32(0)
+	for k, v := range m.ServiceCIDRs.Entries {
+		if bits := int(k.PrefixLen); bits > longest && hasPrefix(ip, k.Addr, bits) {
+			longest, use = bits, v
+		}
+	}
+	if use != maps.CIDROfServices {
+		return false
+	}
+	if !m.CIDRCovers.May(ip) {
+		panic(wrong(fmt.Sprintf("%s is in a Service CIDR, and not covered", ip.IP())))
+	}
+	return true
 }
 
 func covers(cidrs []maps.CIDRKey, ip maps.Addr) bool {
