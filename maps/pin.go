@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/rlimit"
 )
 
@@ -117,11 +118,28 @@ type Options struct {
 // LiftMemlock removes the limit of memory for maps and programs of this process: before Linux
 // 5.11 they count as locked memory of its user, which other processes may have used up.
 func LiftMemlock() error {
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return fmt.Errorf("limit of locked memory, which maps and programs count against before Linux 5.11, and which takes SYS_RESOURCE: %w", err)
+	unlifted := rlimit.RemoveMemlock()
+	if unlifted == nil {
+		return nil
+	}
+	version, err := features.LinuxVersionCode()
+	if err != nil {
+		return errors.Join(unlifted, err)
 	}
 
-	return nil
+	return explainMemlock(unlifted, version)
+}
+
+const linux5_11 = 5<<16 | 11<<8
+
+// explainMemlock says why a limit could not be lifted. The library tries to lift it whenever it may not
+// create a map, of which a limit that does not exist is no reason.
+func explainMemlock(err error, version uint32) error {
+	if version >= linux5_11 {
+		return fmt.Errorf("this process may not create maps or load programs, which takes SYS_ADMIN and a seccomp profile that allows bpf(): %w", err)
+	}
+
+	return fmt.Errorf("limit of locked memory, which maps and programs count against before Linux 5.11, and which takes SYS_RESOURCE (without SYS_ADMIN, they cannot be created at all): %w", err)
 }
 
 // Create adopts the maps that are pinned below root (in the folders of this [Version] and this

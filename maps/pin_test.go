@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -35,6 +36,16 @@ var (
 	webFrontend = Frontend{Key: web, PoolId: 5, Kind: KindClusterIP}
 	webPool     = Pool{SlotBase: 3, SlotCount: 2, ServicePortId: ID(7, 1)}
 )
+
+// The library asks for SYS_RESOURCE where a process lacks SYS_ADMIN. Only old kernels have the limit that it lifts.
+func TestExplainMemlock(t *testing.T) {
+	for version, want := range map[uint32]string{5<<16 | 10<<8: "SYS_RESOURCE", linux5_11: "which takes SYS_ADMIN", 6<<16 | 18<<8: "which takes SYS_ADMIN"} {
+		err := explainMemlock(unix.EPERM, version)
+		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), want) || want != "SYS_RESOURCE" && strings.Contains(err.Error(), "SYS_RESOURCE") {
+			t.Errorf("on Linux %#x: %v, want one that names %s only", version, err, want)
+		}
+	}
+}
 
 func TestCreateAdopts(t *testing.T) {
 	root := lab.MustBPFRoot(t)

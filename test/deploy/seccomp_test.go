@@ -82,7 +82,7 @@ func testCapabilities(t *testing.T, k *kubelet) {
 		return k.mustRun(t, spec)
 	}
 	t.Run("without SYS_ADMIN it cannot load programs", func(t *testing.T) {
-		k.mustEnd(t, start(t, without(all, "SYS_ADMIN")...), "load program")
+		k.mustEnd(t, start(t, without(all, "SYS_ADMIN")...), "may not create maps or load programs, which takes SYS_ADMIN")
 	})
 	t.Run("with BPF and PERFMON instead, it cannot enter namespaces", func(t *testing.T) {
 		k.mustEnd(t, start(t, append(without(all, "SYS_ADMIN"), "BPF", "PERFMON")...), "network namespace")

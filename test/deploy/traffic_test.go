@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/object"
 )
 
 // mustReach waits until all of these pods answer, and no others.
@@ -69,13 +70,33 @@ func aborted(socket *lab.Socket) error {
 	return err
 }
 
-// mustRemoveEndpoints leaves a Service without any.
-func (a *apiServer) mustRemoveEndpoints(t testing.TB, name string) {
+// ledTo returns no error if the next datagram of a connected socket is answered by a pod.
+func ledTo(socket *lab.Socket, pod *lab.Pod) error {
+	if err := socket.Send("who\n"); err != nil {
+		return err
+	}
+	text, _, err := socket.Recv()
+	if err != nil {
+		return err
+	}
+	answer, err := lab.ParseAnswer(text)
+	if err == nil && answer.Name != pod.Name {
+		err = fmt.Errorf("%s answers", answer.Name)
+	}
+
+	return err
+}
+
+// mustMoveService replaces the endpoints of a Service.
+func (a *apiServer) mustMoveService(t testing.TB, name string, backends ...*lab.Pod) {
 	t.Helper()
 	slices := a.client.DiscoveryV1().EndpointSlices("default")
 	slice, err := slices.Get(t.Context(), name, metav1.GetOptions{})
 	lab.Must(t, err)
 	slice.Endpoints = []discoveryv1.Endpoint{}
+	for _, pod := range backends {
+		slice.Endpoints = append(slice.Endpoints, object.Endpoint(pod.IPv4, a.nodeName()))
+	}
 	_, err = slices.Update(t.Context(), slice, metav1.UpdateOptions{})
 	lab.Must(t, err)
 }
