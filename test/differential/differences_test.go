@@ -17,6 +17,17 @@ type probe struct {
 	sources  map[netip.Addr]netip.Addr // what node-1 dials each backend with
 }
 
+// isAtSocket reports whether the client's socket is translated or dropped there. Which pods the source ranges of a
+// Service admit is decided at their devices.
+func (p probe) isAtSocket() bool {
+	svc, ip := p.objects.services[p.frontend.service], p.frontend.address.Addr()
+	if p.client.place == onNode || p.frontend.kind != vip || svc == nil || !restricts(svc, familyOf(ip)) {
+		return p.client.socket
+	}
+
+	return p.client.socket && !admits(svc, podAddresses(p.client.pod)[familyOf(ip)])
+}
+
 // difference is one in which Sluice deliberately differs from kube-proxy. A run
 // must see every one of them.
 type difference struct {
@@ -40,7 +51,7 @@ var differences = []difference{
 	{string(loopback), "DESIGN.md 6.3", nil},
 	{string(lateAddress), "DESIGN.md 6.3", nil},
 	{endsStale, "DESIGN.md 6.4", nil},
-	{endsSocket, "DESIGN.md 2.1", nil},
+	{endsSocket, "docs/decisions/14-lead-datagrams-on.md", nil},
 	{keepsUnserved, "docs/decisions/01-resolve-at-the-socket.md", nil},
 }
 
@@ -61,7 +72,7 @@ func preservesClient(p probe, o outcome) (outcome, bool) {
 	if c.place == onNode {
 		return o, false
 	}
-	if p.settings.masqueradeAll && !c.socket {
+	if p.settings.masqueradeAll && !p.isAtSocket() {
 		return o, false
 	}
 	if !c.local() && !p.objects.isLocal(p.frontend.service, o.at) {
@@ -91,7 +102,7 @@ func sourceOfNode(p probe, o outcome) (outcome, bool) {
 // A pod that reaches itself by a Service: its socket is connected to its own
 // address, no packet leaves it.
 func hairpinOfSocket(p probe, o outcome) (outcome, bool) {
-	if o.failure != "" || o.server != p.client.answers || !p.client.socket || o.seen == theClient {
+	if o.failure != "" || o.server != p.client.answers || !p.isAtSocket() || o.seen == theClient {
 		return o, false
 	}
 	o.seen = theClient
@@ -102,7 +113,7 @@ func hairpinOfSocket(p probe, o outcome) (outcome, bool) {
 // Where kube-proxy drops, a connect() of the node or its pods gets an error. A datagram vanishes, also one of the node,
 // where kube-proxy's rules report EPERM.
 func reportsDrop(p probe, o outcome) (outcome, bool) {
-	if !p.client.socket || o.failure != silence && o.failure != permDropped {
+	if !p.isAtSocket() || o.failure != silence && o.failure != permDropped {
 		return o, false
 	}
 	if p.frontend.protocol == "udp" {
@@ -114,7 +125,8 @@ func reportsDrop(p probe, o outcome) (outcome, bool) {
 
 // What the node sends to a VIP that it has itself comes from that VIP, which may be
 // in the source ranges when the node IP is not. Sluice checks the node's sockets
-// by the node IP.
+// by the node IP. A connect() of UDP passes, and its datagrams do not leave the node: the stack refuses them, because
+// nothing listens there.
 func checksNodeIP(p probe, o outcome) (outcome, bool) {
 	svc, ip := p.objects.services[p.frontend.service], p.frontend.address.Addr()
 	if o.failure != "" || p.client.place != onNode || p.frontend.kind != vip || svc == nil {
@@ -123,23 +135,25 @@ func checksNodeIP(p probe, o outcome) (outcome, bool) {
 	if !slices.Contains(boundVIPs, netip.PrefixFrom(ip, ip.BitLen())) || admits(svc, hostAddresses(1)[familyOf(ip)]) {
 		return o, false
 	}
+	if p.frontend.protocol == "udp" {
+		return outcome{failure: refused}, true
+	}
 
 	return outcome{failure: unreachable}, true
 }
 
-// admits reports whether the source ranges of a Service admit an address: those of
-// another family restrict no client.
-func admits(svc *corev1.Service, ip netip.Addr) bool {
-	restricted := false
-	for _, text := range svc.Spec.LoadBalancerSourceRanges {
-		r := netip.MustParsePrefix(text)
-		if r.Contains(ip) {
-			return true
-		}
-		restricted = restricted || r.Addr().Is4() == ip.Is4()
-	}
+// restricts reports whether the source ranges of a Service restrict clients of a family: those of another family do not.
+func restricts(svc *corev1.Service, f family) bool {
+	return slices.ContainsFunc(svc.Spec.LoadBalancerSourceRanges, func(text string) bool {
+		return familyOf(netip.MustParsePrefix(text).Addr()) == f
+	})
+}
 
-	return !restricted
+// admits reports whether the source ranges of a Service admit an address.
+func admits(svc *corev1.Service, ip netip.Addr) bool {
+	return !restricts(svc, familyOf(ip)) || slices.ContainsFunc(svc.Spec.LoadBalancerSourceRanges, func(text string) bool {
+		return netip.MustParsePrefix(text).Contains(ip)
+	})
 }
 
 // Where kube-proxy rejects a datagram that the node itself sends, the kernel returns

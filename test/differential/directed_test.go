@@ -16,8 +16,8 @@ import (
 //	pod-1-2  ready, serving   goes
 //	pod-2-0                   comes
 //
-// The second has a VIP that is node-1's own, and admits that alone; one of its
-// backends is node-1 itself. The third has externalTrafficPolicy Local, on node-1
+// The second has a VIP that is node-1's own, and admits that alone; its backend is
+// node-1 itself, which goes when pod-1-1 comes. The third has externalTrafficPolicy Local, on node-1
 // only what terminates, and on node-2 what is ready.
 func directed() (before, after objects) {
 	states := [2]objects{}
@@ -39,7 +39,8 @@ func directed() (before, after objects) {
 				corev1.LoadBalancerIngress{IP: own.Addr().String(), IPMode: new(corev1.LoadBalancerIPModeVIP)})
 		}
 		states[i].put(flows, directedSlices(is))
-		states[i].put(balancer, directedSlices(map[string]discoveryv1.EndpointConditions{"pod-1-1": {}, firstNode: {}}))
+		served := []string{firstNode, "pod-1-1"}[i]
+		states[i].put(balancer, directedSlices(map[string]discoveryv1.EndpointConditions{served: {}}))
 	}
 
 	return states[0], states[1]

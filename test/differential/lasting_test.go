@@ -233,7 +233,7 @@ func (c *comparison) compareFates(pairs []*lasting) error {
 // Names of differences in what changes do to connections.
 const (
 	endsStale     = "a UDP flow of a backend or frontend that is gone is ended"
-	endsSocket    = "a UDP socket of a backend that is gone is ended"
+	endsSocket    = "a UDP socket of the node whose datagrams to a backend that is gone pass no device is ended"
 	keepsUnserved = "a ready endpoint that does not serve keeps its UDP flows"
 )
 
@@ -253,14 +253,14 @@ func (c *comparison) fatesDiffer(l *lasting) (used, wrong string) {
 	reason := ""
 	switch {
 	case l.frontend.protocol == "tcp":
+	case candidate.ended && l.client.place == onNode && l.to.Addr() == hostAddresses(1)[familyOf(l.to.Addr())] && !usable:
+		reason = endsSocket
 	case reference.kept && !usable:
 		reason = endsStale
 	case candidate.kept && now && !usable:
 		return "", "" // here kube-proxy did
 	case candidate.kept && now:
 		reason = keepsUnserved
-	case candidate.ended && l.client.socket && !usable:
-		reason = endsSocket
 	case !reference.kept && !candidate.kept && !candidate.ended:
 		return "", "" // comparing dials checks where they go now
 	}

@@ -41,8 +41,14 @@ func TestNoticesWhatDiffers(t *testing.T) {
 	}
 
 	p.wrongs = nil
-	pairs, err := p.connect(all, somePairs)
-	lab.Must(t, err, p.publish(t, later))
+	// One pair in four differs: it has pod-1-1, and kube-proxy picks another backend for it anew.
+	var pairs []*lasting
+	for range 10 {
+		more, err := p.connect(all, somePairs)
+		lab.Must(t, err)
+		pairs = append(pairs, more...)
+	}
+	lab.Must(t, p.publish(t, later))
 	p.objects, p.comparison.way = later, p.api.way
 	p.listed = nil
 	lab.Must(t, p.compareFates(pairs))
@@ -100,6 +106,41 @@ func TestDifferences(t *testing.T) {
 				t.Errorf("%v, using %v, want %v", got, used, test.want)
 			}
 		})
+	}
+}
+
+// Source ranges are checked for the node by its node IP, for a pod that they do not admit at its socket, and for others
+// at their device.
+func TestDifferencesOfSourceRanges(t *testing.T) {
+	o, _ := directed()
+	svc := o.services["s8"]
+	svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, "10.244.1.3/32")
+	at := netip.MustParseAddrPort("10.244.1.3:8080")
+	masqueraded, own := outcome{server: "pod-1-1", at: at, seen: "10.244.1.1"}, outcome{server: "pod-1-1", at: at, seen: theClient}
+	dropped, noRoute := outcome{failure: silence}, outcome{failure: unreachable}
+	node, pod, backend := clients[0], clients[1], clients[4]
+	for _, test := range []struct {
+		client   *client
+		kind     kind
+		protocol string
+		is       outcome
+		want     outcome
+	}{
+		{node, vip, "tcp", masqueraded, noRoute},
+		{node, vip, "udp", masqueraded, outcome{failure: refused}}, // by its stack, which has the address
+		{pod, vip, "tcp", dropped, noRoute},
+		{pod, vip, "udp", dropped, dropped},
+		{backend, vip, "tcp", dropped, dropped},
+		{backend, vip, "tcp", masqueraded, masqueraded},
+		{backend, clusterIP, "tcp", masqueraded, own},
+	} {
+		f := frontend{service: "s8", kind: test.kind, protocol: test.protocol, address: netip.AddrPortFrom(boundVIPs[0].Addr(), 53)}
+		p := probe{client: test.client, frontend: f, objects: o, sources: map[netip.Addr]netip.Addr{
+			at.Addr(): netip.MustParseAddr("10.244.1.1"),
+		}}
+		if got, _ := expect(p, outcomes{test.is: 1}, differences); got[test.want] != 1 {
+			t.Errorf("%s dials %s: %v, want %v", test.client.name, f, got, test.want)
+		}
 	}
 }
 
