@@ -44,6 +44,7 @@ var differences = []difference{
 	{"the client's address is preserved", "DESIGN.md 6.1", preservesClient},
 	{"a process of the node has the address on the way to its backend", "DESIGN.md 2.1", sourceOfNode},
 	{"a socket that dials itself sees itself", "DESIGN.md 2.1", hairpinOfSocket},
+	{"a ClusterIP of another proxy passes", "docs/kube-proxy.md", passesForeign},
 	{"a socket learns at once of a drop", "DESIGN.md 6.2", reportsDrop},
 	{"the node dials a VIP of its own by its node IP", "docs/decisions/01-resolve-at-the-socket.md", checksNodeIP},
 	{podElsewhere, "DESIGN.md 2.2", nil},
@@ -109,6 +110,28 @@ func hairpinOfSocket(p probe, o outcome) (outcome, bool) {
 
 	return o, true
 }
+
+// kube-proxy drops what is sent to an address of a ServiceCIDR that is no ClusterIP of its own. Sluice passes what
+// another proxy serves.
+func passesForeign(p probe, o outcome) (outcome, bool) {
+	svc := p.objects.services[p.frontend.service]
+	if svc == nil || p.frontend.kind != clusterIP && p.frontend.kind != unusedPort ||
+		o.failure != silence && o.failure != permDropped {
+		return o, false
+	}
+	if _, foreign := svc.Labels[proxyNameLabel]; !foreign {
+		return o, false
+	}
+	seen := theClient
+	if p.client.place == onNode {
+		seen = hostAddresses(1)[familyOf(p.frontend.address.Addr())].String()
+	}
+
+	return outcome{server: elsewhere, seen: seen}, true
+}
+
+// proxyNameLabel names the proxy of a Service.
+const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
 // Where kube-proxy drops, a connect() of the node or its pods gets an error. A datagram vanishes, also one of the node,
 // where kube-proxy's rules report EPERM.

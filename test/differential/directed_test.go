@@ -18,7 +18,7 @@ import (
 //
 // The second has a VIP that is node-1's own, and admits that alone; its backend is
 // node-1 itself, which goes when pod-1-1 comes. The third has externalTrafficPolicy Local, on node-1
-// only what terminates, and on node-2 what is ready.
+// only what terminates, and on node-2 what is ready. The fourth is another proxy's.
 func directed() (before, after objects) {
 	states := [2]objects{}
 	for i, is := range [2]map[string]discoveryv1.EndpointConditions{
@@ -33,6 +33,9 @@ func directed() (before, after objects) {
 		states[i].put(local, directedSlices(map[string]discoveryv1.EndpointConditions{
 			"pod-1-1": object.Conditions(false, true, true), "pod-2-0": {},
 		}))
+		foreign := directedService(foreignNumber, corev1.ServiceTypeNodePort)
+		foreign.Labels = map[string]string{proxyNameLabel: "another"}
+		states[i].put(foreign, directedSlices(map[string]discoveryv1.EndpointConditions{"pod-1-1": {}}))
 		for _, own := range boundVIPs {
 			balancer.Spec.LoadBalancerSourceRanges = append(balancer.Spec.LoadBalancerSourceRanges, own.String())
 			balancer.Status.LoadBalancer.Ingress = append(balancer.Status.LoadBalancer.Ingress,
@@ -50,6 +53,7 @@ const (
 	flowsNumber    = 9
 	balancerNumber = 8
 	localNumber    = 7
+	foreignNumber  = 6
 )
 
 func directedService(number int, of corev1.ServiceType) *corev1.Service {

@@ -278,7 +278,7 @@ func (c *comparison) isThere(o objects, l *lasting) bool {
 	if svc == nil {
 		return false
 	}
-	if _, other := svc.Labels["service.kubernetes.io/service-proxy-name"]; other {
+	if _, other := svc.Labels[proxyNameLabel]; other {
 		return false
 	}
 	for _, ingress := range svc.Status.LoadBalancer.Ingress {

@@ -40,7 +40,7 @@ func randomService(r *rand.Rand, number int) *corev1.Service {
 		randomLoadBalancer(r, svc, number)
 	}
 	if r.IntN(20) == 0 { // it is another proxy's
-		metav1.SetMetaDataLabel(&svc.ObjectMeta, "service.kubernetes.io/service-proxy-name", pick(r, "", "other"))
+		metav1.SetMetaDataLabel(&svc.ObjectMeta, proxyNameLabel, pick(r, "", "other"))
 	}
 
 	return svc
