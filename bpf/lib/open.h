@@ -311,7 +311,7 @@ __noinline int is_nodes_own(struct __sk_buff *ctx)
 /*
  * is_awaited reports whether the packet, to an address of this node, is a datagram that answers one from there:
  * netfilter tracks that, which may have come from a pod and was masqueraded, or a socket is connected to the
- * sender. A socket that is only bound waits for anybody, and has no claim against a Service. It is global, so that
+ * sender. A socket that is only bound waits for any sender, and proves nothing to a Service. It is global, so that
  * the verifier walks it once.
  */
 __noinline int is_awaited(struct __sk_buff *ctx)

@@ -49,7 +49,7 @@ static __always_inline __u32 tuple_of(const struct flow_key *key, struct bpf_soc
 
 /*
  * has_socket reports whether a socket of this node is connected with a tuple. One that listens, or
- * that waits for datagrams of anybody, has a port, but no tuple: all ports would be in use if it had
+ * that waits for datagrams of any sender, has a port, but no tuple: all ports would be in use if it had
  * them all.
  */
 static __always_inline bool has_socket(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple,

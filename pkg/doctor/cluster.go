@@ -75,7 +75,7 @@ func checkAPIServer(n Node) []Finding {
 	return ok("%s answers", api.URL)
 }
 
-// checkServiceCIDRs finds hosts and pods with addresses in a ServiceCIDR, which nobody can reach, and pods whose routes
+// checkServiceCIDRs finds hosts and pods with addresses in a ServiceCIDR, which no client can reach, and pods whose routes
 // lead a ServiceCIDR elsewhere, which count only after translation.
 func checkServiceCIDRs(n Node) []Finding {
 	switch {

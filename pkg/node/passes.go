@@ -18,13 +18,13 @@ func PassesDevice(to netip.Addr, isNode bool) (bool, error) {
 	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EACCES) {
 		return false, nil // none, unreachable, blackhole, prohibit
 	}
-	if err != nil || len(routes) == 0 {
+	if err != nil {
 		return false, fmt.Errorf("route to %s: %w", to, err)
 	}
-	route := routes[0]
-	if route.Type != unix.RTN_UNICAST {
+	if len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
 		return false, nil
 	}
+	route := routes[0]
 	if route.Gw != nil || route.Via != nil {
 		return true, nil
 	}
