@@ -106,6 +106,11 @@ func (p *parser) endpoint(i int, endpoint *discoveryv1.Endpoint, family lb.Famil
 		return lb.Endpoint{}, false
 	}
 
+	if lb.IsSpecial(addr) {
+		p.add(fmt.Sprintf("endpoints[%d].addresses[0]", i), "%s is unspecified, loopback or link-local, and another destination for each client: the endpoint is ignored", addr)
+		return lb.Endpoint{}, false
+	}
+
 	conditions := &endpoint.Conditions
 	place := lb.Place{NodeName: ptr.Deref(endpoint.NodeName, ""), Zone: ptr.Deref(endpoint.Zone, "")}
 	if hints := endpoint.Hints; hints != nil {

@@ -92,10 +92,15 @@ var sliceTests = []struct {
 				{Addresses: []string{"web.example.org"}},
 				{Addresses: []string{""}},
 				{Addresses: []string{"fd00::7"}},
+				{Addresses: []string{"127.0.0.1"}},
+				{Addresses: []string{"0.0.0.0"}},
+				{Addresses: []string{"169.254.169.254"}},
+				{Addresses: []string{"224.0.0.1"}},
 			}, s.Endpoints...)
 		},
 		func(*Slice) {},
-		[]string{"endpoints[0].addresses", "endpoints[1].addresses[0]", "endpoints[2].addresses[0]", "endpoints[3].addresses[0]"},
+		[]string{"endpoints[0].addresses", "endpoints[1].addresses[0]", "endpoints[2].addresses[0]", "endpoints[3].addresses[0]",
+			"endpoints[4].addresses[0]", "endpoints[5].addresses[0]", "endpoints[6].addresses[0]", "endpoints[7].addresses[0]"},
 	}, {
 		"of a change at a known time",
 		func(s *discoveryv1.EndpointSlice) {

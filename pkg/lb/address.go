@@ -33,7 +33,7 @@ func (r *resolver) addresses(family Family) []address {
 	index := make(map[netip.Addr]int) // of found
 	index[clusterIP] = 0
 	add := func(ip netip.Addr, kind Kind, restricted bool) {
-		if FamilyOf(ip) != family || isSpecial(ip) {
+		if FamilyOf(ip) != family || IsSpecial(ip) {
 			return
 		}
 		i, listed := index[ip]
@@ -61,18 +61,19 @@ func (r *resolver) addresses(family Family) []address {
 func (s *Service) clusterIP(family Family) netip.Addr {
 	for i, ip := range s.ClusterIPs {
 		listed := i == 0 && len(s.Families) == 0 || i < len(s.Families) && s.Families[i] == family
-		if listed && FamilyOf(ip) == family && !isSpecial(ip) {
+		if listed && FamilyOf(ip) == family && !IsSpecial(ip) {
 			return ip
 		}
 	}
 	return netip.Addr{}
 }
 
-// isSpecial reports whether ip means another destination in each network namespace, or on
-// each link. No Service has it: it would take the localhost of all pods, or what they reach
-// on their link. An API server refuses the same addresses as external IPs and as endpoints,
-// but not as those of a load balancer.
-func isSpecial(ip netip.Addr) bool {
+// IsSpecial reports whether ip means another destination in each network namespace, or on
+// each link: an unspecified, loopback or link-local address. No Service has it: it would take
+// the localhost of all pods, or what they reach on their link. No endpoint has it: a client would
+// reach its own localhost, or the metadata service of its node. An API server refuses the same
+// addresses as external IPs and as endpoints, but not as those of a load balancer.
+func IsSpecial(ip netip.Addr) bool {
 	return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast()
 }
 

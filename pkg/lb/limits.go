@@ -197,7 +197,7 @@ func (r *resolver) checkService() {
 	for i, ip := range s.ClusterIPs {
 		switch {
 		case !ip.IsValid() || s.clusterIP(FamilyOf(ip)) == ip:
-		case isSpecial(ip):
+		case IsSpecial(ip):
 			r.specialAddress("spec.clusterIPs[%d]", i, ip)
 		default:
 			r.problemAt("spec.clusterIPs[%d]", i, "%s is not in use: spec.ipFamilies does not have its family there", ip)
@@ -231,7 +231,7 @@ func (r *resolver) checkService() {
 func (r *resolver) checkAddress(list string, i int, ip netip.Addr) {
 	switch family := FamilyOf(ip); {
 	case !ip.IsValid():
-	case isSpecial(ip):
+	case IsSpecial(ip):
 		r.specialAddress(list, i, ip)
 	case !r.svc.clusterIP(family).IsValid():
 		r.problemAt(list, i, "%s is not in use: the Service has no %s ClusterIP", ip, family)

@@ -22,7 +22,7 @@ const tail = `
 
 A loopback, link-local or unspecified address means another destination in each network namespace, so it is never an address of a Service, wherever it stands: with
 ` + "`status.loadBalancer.ingress: [{ip: 127.0.0.1}]`" + `, as minikube's tunnel writes it, localhost stays that of each pod and of the node. An API server refuses such addresses as external IPs and as endpoints, not as a load balancer's;
-kube-proxy has rules for them. The Service gets an Event that names the field, and its other addresses are in use.
+kube-proxy has rules for them. The Service gets an Event that names the field, and its other addresses are in use. An endpoint with such an address, from manifests, is ignored, and told likewise.
 
 ## Services of other proxies
 
