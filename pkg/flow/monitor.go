@@ -45,7 +45,7 @@ func NewMonitor(cfg MonitorConfig) (*Monitor, error) {
 		return nil, err
 	}
 
-	return &Monitor{cfg: cfg, sweeper: sweeper, stale: make(chan struct{}, 1), failing: make(map[string]string)}, nil
+	return &Monitor{cfg: cfg, sweeper: sweeper, stale: make(chan struct{}, 1), failing: make(map[string]string), status: sweeper.status}, nil
 }
 
 // EndStale starts a search for the UDP flows of backends and frontends that are gone, and
@@ -57,7 +57,8 @@ func (m *Monitor) EndStale() {
 	}
 }
 
-// Status returns what the last sweep found.
+// Status returns what the last sweep found; before the first one, only what is counted since the maps
+// were made.
 func (m *Monitor) Status() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()

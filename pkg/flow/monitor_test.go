@@ -56,6 +56,20 @@ func mustPutFlow(t *testing.T, m *maps.Map[maps.FlowKey, maps.Flow], client int,
 	return f.Key(f.Role)
 }
 
+// What is counted since the maps were made is known before the first sweep: metrics that show zero first,
+// and all of it afterwards, would show growth that there was not.
+func TestStatusBeforeTheFirstSweep(t *testing.T) {
+	w := newWorld(t, capacity)
+	for index, count := range map[uint32]int{flowsRepaired: 3, masqueradeRetries: 5, stackPorts: 7} {
+		w.setCount(t, index, count)
+	}
+	m, err := NewMonitor(MonitorConfig{Config: Config{Maps: w.Pinned, Now: func() uint64 { return w.clock }}})
+	lab.Must(t, err)
+	if s := m.Status(); s.Repaired != 3 || s.MasqueradeRetries != 5 || s.StackPorts != 7 {
+		t.Errorf("%d repaired, %d retries, %d stack ports; want 3, 5 and 7", s.Repaired, s.MasqueradeRetries, s.StackPorts)
+	}
+}
+
 // An emergency and a flood are logged when they begin and when they are over, with
 // numbers, and not at each sweep.
 func TestFlowsAtTheirLimit(t *testing.T) {

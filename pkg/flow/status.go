@@ -43,6 +43,12 @@ type Status struct {
 	StackPorts        uint64 `json:"stackPorts"`        // flows whose client port another flow had
 }
 
+// setCounts sets what was counted since the maps were made. A status has it from the first moment on:
+// a count that begins at zero and then has all of it would show growth that there was not.
+func (v *Status) setCounts(c maps.FlowCounts) {
+	v.Repaired, v.MasqueradeRetries, v.StackPorts = c.Repaired, c.MasqueradeRetries, c.StackPorts
+}
+
 // updateStatus updates the status from a scan.
 func (s *Sweeper) updateStatus(st scanned) {
 	b, a := st.before, st.after
@@ -61,7 +67,7 @@ func (s *Sweeper) updateStatus(st scanned) {
 	v.HalfOpen = usage(st.inHalfOpen, s.maps.HalfOpen.Capacity(), s.lost.halfOpen.total)
 	v.HalfOpen.Capacity += s.maps.Unanswered.Capacity()
 	v.HalfOpen.Bytes += maps.FlowMemory(s.maps.Unanswered.Capacity())
-	v.Repaired, v.MasqueradeRetries, v.StackPorts = a.Repaired, a.MasqueradeRetries, a.StackPorts
+	v.setCounts(a)
 
 	s.alarms.flows.observe(st.usage.found.percent(s.room), lostFlows, st.at)
 	fullest := max(

@@ -49,14 +49,20 @@ func New(cfg Config) (*Sweeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("flow: %w", err)
 	}
-
-	return &Sweeper{
+	counts, err := cfg.Maps.FlowCounts()
+	if err != nil {
+		return nil, fmt.Errorf("flow: %w", err)
+	}
+	s := &Sweeper{
 		maps:     cfg.Maps,
 		tables:   tablesOf(cfg.Maps),
 		timeouts: cfg.Timeouts.orDefault(),
 		now:      cfg.Now,
 		room:     int64(room),
-	}, nil
+	}
+	s.status.setCounts(counts)
+
+	return s, nil
 }
 
 // maxBatch is how many flows are ended before the tables are read again. It bounds

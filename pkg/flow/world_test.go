@@ -112,6 +112,8 @@ const (
 	halfOpenPut
 	halfOpenDeleted
 	flowsRepaired
+	masqueradeRetries
+	stackPorts
 )
 
 // setCount sets a counter of programs.

@@ -19,9 +19,9 @@ type service struct {
 	ids      int      // how many service port ids it has
 	first    uint32   // the lowest of them
 	backends []uint32 // their ids
-	// base has the counts of ids that it no longer has, sums those and the counts of
-	// its current ids.
-	base, sums counts
+	// sums has what was counted for the ids that it has and had. It only grows: an id that
+	// goes takes nothing away.
+	sums counts
 }
 
 // index maps ids to Services. It is rebuilt only when the maps have changed, so that most
@@ -175,7 +175,12 @@ func (t *counts) add(what uint32, n uint64) {
 	*t = append(*t, count{what, n})
 }
 
-func (t *counts) set(what uint32, n uint64) { t.add(what, n-t.get(what)) }
+// clear makes all counts zero. Those that there were are still listed.
+func (t counts) clear() {
+	for i := range t {
+		t[i].n = 0
+	}
+}
 
 func (t *counts) addAll(other counts) {
 	for _, c := range other {

@@ -81,9 +81,9 @@ const (
 // NewServices reads the maps for the first time. It must be called before ids are assigned
 // or released.
 //
-// Earlier counts are subtracted. The maps do not have everything that an earlier agent has
-// shown, and Prometheus takes a counter that has fallen a little for one that was reset and
-// has grown to its value since.
+// Everything begins at zero, and earlier counts are left out. The maps do not have everything
+// that an earlier agent has shown, and Prometheus takes a counter that has fallen a little for
+// one that was reset and has grown to its value since.
 func NewServices(cfg ServicesConfig) (*Services, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -102,10 +102,7 @@ func NewServices(cfg ServicesConfig) (*Services, error) {
 		return nil, err
 	}
 	for _, svc := range s.index.services {
-		for _, c := range svc.sums {
-			svc.base.add(c.what, -c.n)
-		}
-		svc.reset()
+		svc.sums.clear()
 	}
 
 	return s, nil
@@ -136,7 +133,7 @@ func (s *Services) Sweep() error {
 
 // refresh reads the maps.
 func (s *Services) refresh(now time.Time) error {
-	s.read = time.Time{} // a failed read leaves incomplete sums, which no scrape may show
+	s.read = time.Time{} // after a failed read, some sums are older than others: the next scrape tries again
 	if moved := s.cfg.Moved(); !s.built || moved != s.moved {
 		s.built = false
 		if err := s.index.rebuild(s.cfg.Tables); err != nil {
@@ -166,63 +163,61 @@ func (s *Services) refresh(now time.Time) error {
 func (s *Services) addEnded() {
 	ended := s.cfg.Ended()
 	for id, b := range ended {
-		was := s.ended[id]
-		if o, ok := s.index.owners[id]; ok && b != was {
-			o.base.add(maps.StatBytesSent, b.Sent-was.Sent)
-			o.base.add(maps.StatBytesReceived, b.Received-was.Received)
+		if o, ok := s.index.owners[id]; ok {
+			was := s.ended[id]
+			o.sums.add(maps.StatBytesSent, growth(was.Sent, b.Sent))
+			o.sums.add(maps.StatBytesReceived, growth(was.Received, b.Received))
 		}
 	}
 	s.ended = ended
 }
 
-// sum reads all counts. A Service that exists keeps the counts of ids that it no longer has.
+// sum reads all counts, and adds to each Service by how much those of its ids have grown.
 func (s *Services) sum() error {
 	refusals := 0
 	for e, err := range s.cfg.Stats.All() {
 		if err != nil {
 			return err
 		}
-		id, what := e.Key.ServicePortId, e.Key.What
-		if what < maps.StatBytesSent && !maps.Reason(what).Translated() {
+		if what := e.Key.What; what < maps.StatBytesSent && !maps.Reason(what).Translated() {
 			refusals++
 		}
-		counts := s.counts[id]
-		counts.set(what, e.Value)
-		s.counts[id] = counts
+		s.grow(e.Key, e.Value)
 	}
 	s.count = refusals
 	// An id may be gone from the maps and not be released yet: its counts are kept until
 	// the last ones are known.
-	last := make(map[uint32]counts)
-	for key, n := range s.cfg.Stats.Ended() {
-		counts := last[key.ServicePortId]
-		counts.set(key.What, n)
-		last[key.ServicePortId] = counts
+	ended := s.cfg.Stats.Ended()
+	for key, n := range ended {
+		s.grow(key, n)
 	}
-	for id, counts := range last {
-		delete(s.counts, id)
-		if o, ok := s.index.owners[id]; ok {
-			o.base.addAll(counts)
-			s.index.owners[id] = owner{o.service, true}
-		}
-	}
-
-	for _, svc := range s.index.services {
-		svc.reset()
-	}
-	for _, svc := range s.index.gone {
-		svc.reset()
-	}
-	for id, counts := range s.counts {
-		if o, ok := s.index.owners[id]; ok {
-			o.sums.addAll(counts)
+	for key := range ended {
+		delete(s.counts, key.ServicePortId)
+		if o, ok := s.index.owners[key.ServicePortId]; ok {
+			s.index.owners[key.ServicePortId] = owner{o.service, true}
 		}
 	}
 
 	return nil
 }
 
-func (svc *service) reset() { svc.sums = append(svc.sums[:0], svc.base...) }
+// grow adds to the Service that has an id by how much a count of the id has grown. A count
+// whose Service is not known yet is added when it is.
+func (s *Services) grow(key maps.StatKey, n uint64) {
+	o, ok := s.index.owners[key.ServicePortId]
+	if !ok || o.past {
+		return
+	}
+	known := s.counts[key.ServicePortId]
+	more := growth(known.get(key.What), n)
+	known.add(key.What, more)
+	s.counts[key.ServicePortId] = known
+	o.sums.add(key.What, more)
+}
+
+// growth returns by how much a count has grown: never less than nothing, because what is shown
+// of it must not fall.
+func growth(was, now uint64) uint64 { return max(was, now) - was }
 
 // live returns how many connections the Service's backends have.
 func (svc *service) live(loads maps.Loads) int {

@@ -243,6 +243,7 @@ func TestRestart(t *testing.T) {
 	w.count(1, sent, 100)
 	w.count(1, noBackend, 10)
 	s := w.services(t, 10)
+	expect(t, "right after the start", only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": 0})
 	w.later()
 	expect(t, "at first", only(show(t, s), "connections_total"), map[string]float64{"connections_total ns/web": 0})
 	w.count(1, sent, 3)
