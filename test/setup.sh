@@ -35,6 +35,13 @@ needs_of() {
 		[[ $1 == bench ]] || echo /usr/bin/promtool prometheus
 		# A browser. Ubuntu has none as a package.
 		[[ $1 == bench ]] || ! grep -q '^ID=debian' /etc/os-release || echo /usr/bin/chromium-headless-shell chromium-headless-shell
+		# Programs of test/senders.
+		[[ $1 == bench ]] || cat <<-EOF
+			/usr/bin/python3 python3
+			/usr/bin/nc.openbsd netcat-openbsd
+			/usr/bin/node nodejs
+			/usr/bin/javac default-jdk-headless
+		EOF
 		;;
 	cluster)
 		echo /usr/bin/buildah buildah
