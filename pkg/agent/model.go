@@ -75,6 +75,20 @@ func (m *model) setNode(n kube.Node) {
 	m.state.SetNode(m.node)
 }
 
+// mostDialed is how many addresses of the API server are known, the latest: those of a load balancer in
+// front of it change.
+const mostDialed = 16
+
+// setDialed notes an address at which the API server is dialed.
+func (m *model) setDialed(addr netip.AddrPort) {
+	if slices.Contains(m.node.Dialed, addr) {
+		return
+	}
+	latest := m.node.Dialed[max(0, len(m.node.Dialed)+1-mostDialed):]
+	m.node.Dialed = append(slices.Clone(latest), addr)
+	m.state.SetNode(m.node)
+}
+
 // setOther notes the ClusterIPs of a Service if another proxy serves it; nil: it was deleted.
 func (m *model) setOther(name lb.ServiceName, svc *lb.Service) {
 	var addrs []netip.Addr

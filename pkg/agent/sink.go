@@ -87,6 +87,11 @@ func (s sink) SetServiceCIDRs(prefixes []netip.Prefix, problems []lb.Problem) {
 	})
 }
 
+// SetDialed implements [kube.Sink].
+func (s sink) SetDialed(addr netip.AddrPort) {
+	s.Enqueue(func(m *model) { m.setDialed(addr) })
+}
+
 // SetPod implements [kube.Sink].
 func (s sink) SetPod(pod kube.Pod, problems []lb.Problem) {
 	s.Batch(func(m *model) {

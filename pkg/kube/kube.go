@@ -58,6 +58,9 @@ type Sink interface {
 	SetPod(Pod, []lb.Problem)
 	SetNamespace(Namespace, []lb.Problem)
 
+	// SetDialed is called with each address at which the API server is about to be dialed.
+	SetDialed(netip.AddrPort)
+
 	// Report replaces the problems of a source that no Set method is called for: a file
 	// or a directory of manifests (its path), a request to the API server ("services"),
 	// an EndpointSlice that is ignored ("EndpointSlice ns/name"). Without problems, the

@@ -25,6 +25,7 @@ type recorder struct {
 	inForce  map[string]string
 	reports  map[string][]lb.Problem
 	flushes  int
+	dialed   netip.AddrPort
 }
 
 func newRecorder() *recorder {
@@ -90,6 +91,12 @@ func (r *recorder) SetNode(n Node, problems []lb.Problem) {
 
 func (r *recorder) SetServiceCIDRs(prefixes []netip.Prefix, problems []lb.Problem) {
 	r.set("ServiceCIDRs", fmt.Sprint(prefixes), problems)
+}
+
+func (r *recorder) SetDialed(addr netip.AddrPort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.dialed = addr
 }
 
 var socketText = [...]string{SocketUndecided: "", SocketOn: "on", SocketOff: "off"}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"syscall"
 	"time"
@@ -39,19 +40,28 @@ type Stream struct {
 	// drained is called when there is nothing more to read on a connection. [NewWatcher]
 	// sets it.
 	drained func()
+	// dialed is called before a connection to the API server begins. NewWatcher sets it.
+	dialed func(netip.AddrPort)
 }
 
 // NewStream returns a client of the API server that cfg names. It uses HTTP/1.1, because
 // with HTTP/2 another goroutine reads the connection for all requests and passes on each
 // part of an answer, which costs time.
 func NewStream(cfg *rest.Config) (*Stream, error) {
-	s := &Stream{drained: func() {}}
+	s := &Stream{drained: func() {}, dialed: func(netip.AddrPort) {}}
 	own := rest.CopyConfig(cfg)
 	own.NextProtos = []string{"http/1.1"}
 	// client-go's values. With HTTP/2 it would send a ping after 30 s of silence and wait 15 s.
 	dialer := net.Dialer{
 		Timeout:         30 * time.Second,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3},
+		Control: func(_, address string, _ syscall.RawConn) error {
+			if at, err := netip.ParseAddrPort(address); err == nil { // as that of a TCP connection is
+				s.dialed(netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port()))
+			}
+
+			return nil
+		},
 	}
 	own.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dialer.DialContext(ctx, network, address)

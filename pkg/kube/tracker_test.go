@@ -153,6 +153,7 @@ func (nowhere) DeleteService(lb.ServiceName)                 {}
 func (nowhere) SetSlice(Slice, []lb.Problem)                 {}
 func (nowhere) DeleteSlice(lb.SliceName)                     {}
 func (nowhere) SetNode(Node, []lb.Problem)                   {}
+func (nowhere) SetDialed(netip.AddrPort)                     {}
 func (nowhere) SetServiceCIDRs([]netip.Prefix, []lb.Problem) {}
 func (nowhere) SetPod(Pod, []lb.Problem)                     {}
 func (nowhere) SetNamespace(Namespace, []lb.Problem)         {}

@@ -85,7 +85,7 @@ func NewWatcher(cfg Config) (*Watcher, error) {
 		cfg.Log = slog.Default()
 	}
 	if cfg.Stream != nil {
-		cfg.Stream.drained = cfg.Sink.Flush
+		cfg.Stream.drained, cfg.Stream.dialed = cfg.Sink.Flush, cfg.Sink.SetDialed
 	}
 	if cfg.backoff.Duration == 0 {
 		// client-go's own values, so that retries do not keep an API server down.

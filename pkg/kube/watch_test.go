@@ -54,6 +54,12 @@ func TestWatch(t *testing.T) {
 			mustClose(t, "Synced", w.Synced())
 			mustClose(t, "NodeSynced", w.NodeSynced())
 			mustHave(t, sink, "Service default/web", "EndpointSlice default/web-1", "Node node1", "ServiceCIDRs")
+			sink.mu.Lock()
+			dialed := sink.dialed
+			sink.mu.Unlock()
+			if test.direct && "http://"+dialed.String() != api.server.URL {
+				t.Errorf("the API server was dialed at %v, want %s", dialed, api.server.URL)
+			}
 
 			api.set(service("web", "10.96.0.2"), slice("web-2", "web", "10.0.1.8"), node("node1", "z2"))
 			mustBecome(t, sink, "Service default/web", "[10.96.0.2] [] [80/TCP]")

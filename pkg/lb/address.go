@@ -77,6 +77,32 @@ func IsSpecial(ip netip.Addr) bool {
 	return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast()
 }
 
+// takesAPIServer reports whether a claim at an external address would take connections to an API
+// server, and notes it: nobody could withdraw it any more, since this agent, too, would be led elsewhere.
+// A Service that leads to the API servers alone may have their address, as a load balancer in front of
+// them.
+func (r *resolver) takesAPIServer(at address, c *claim, endpoints []EndpointState) bool {
+	addr := netip.AddrPortFrom(at.ip, c.port)
+	if at.kind == KindClusterIP || c.name.Protocol != TCP || !r.node.isAPIServer(addr) {
+		return false
+	}
+	leadsElsewhere := func(e EndpointState) bool { return !slices.Contains(r.node.APIServers, e.Addr) }
+	if len(endpoints) > 0 && !slices.ContainsFunc(endpoints, leadsElsewhere) {
+		return false
+	}
+	field := "spec.externalIPs"
+	if at.kind == KindLoadBalancer {
+		field = "status.loadBalancer.ingress"
+	}
+	r.problem(field, "%s is not in use: an API server answers there, and the Service leads elsewhere", addr)
+	return true
+}
+
+// isAPIServer reports whether an API server answers at addr.
+func (n *Node) isAPIServer(addr netip.AddrPort) bool {
+	return slices.Contains(n.Dialed, addr) || slices.Contains(n.APIServers, addr)
+}
+
 // unspecified returns the address that stands for all addresses of the node.
 func unspecified(family Family) netip.Addr {
 	if family == IPv4 {

@@ -108,6 +108,10 @@ type Node struct {
 	// off: spec.externalIPs make no frontends. It is an option of the agent.
 	IgnoreExternalIPs bool
 
+	// Dialed is where the agent has dialed the API server, in any order, and APIServers are the
+	// endpoints of [KubernetesService], sorted, which a [State] sets. No Service takes these.
+	Dialed, APIServers []netip.AddrPort
+
 	// Limits follow from the capacity of the maps. They are an option of the agent.
 	Limits Limits
 }

@@ -144,7 +144,7 @@ func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim)
 		c := &claims[i]
 		endpoints := selectEndpoints(r.join(&c.name, family), r.node, r.svc.wantsLocal())
 		for _, addr := range addrs {
-			if c.port == 0 || addr.restricted && ranges.overLimit {
+			if c.port == 0 || addr.restricted && ranges.overLimit || r.takesAPIServer(addr, c, endpoints.states) {
 				continue
 			}
 			f := Frontend{Key: FrontendKey{Addr: addr.ip, Port: c.port, Protocol: c.name.Protocol}, Kind: addr.kind, Port: c.name}

@@ -3,6 +3,7 @@ package lb
 import (
 	"iter"
 	"maps"
+	"net/netip"
 	"slices"
 )
 
@@ -25,6 +26,9 @@ type serviceState struct {
 	slices  []*EndpointSlice // sorted by name; replaced, never changed in place
 	touched bool             // its name is among the State's
 }
+
+// KubernetesService is the Service whose endpoints are the API servers: each of these keeps itself among them.
+var KubernetesService = ServiceName{Namespace: "default", Name: "kubernetes"}
 
 // NewState returns the model of a cluster of which only the node is known.
 func NewState(node Node) *State {
@@ -75,7 +79,7 @@ func (s *State) SetSlice(slice EndpointSlice) {
 		rest = rest[1:]
 	}
 	known.slices = slices.Concat(known.slices[:i], []*EndpointSlice{&slice}, rest)
-	s.touch(slice.Service)
+	s.touchSlices(slice.Service)
 }
 
 // DeleteSlice removes an EndpointSlice, if it is known.
@@ -89,13 +93,18 @@ func (s *State) DeleteSlice(name SliceName) {
 	if i, found := known.find(name); found {
 		known.slices = slices.Concat(known.slices[:i], known.slices[i+1:])
 	}
-	s.touch(slice.Service)
+	s.touchSlices(slice.Service)
 	s.forget(slice.Service)
 }
 
 // SetNode replaces the node. Unless it is equal to the known one, every Service is
 // touched.
 func (s *State) SetNode(node Node) {
+	node.APIServers = s.node.APIServers
+	s.replaceNode(node)
+}
+
+func (s *State) replaceNode(node Node) {
 	if s.node.equal(&node) {
 		return
 	}
@@ -228,6 +237,31 @@ func (s *State) touch(name ServiceName) {
 	}
 }
 
+// touchSlices marks a Service as changed because its slices are. If they are the API servers', all
+// others must keep off these.
+func (s *State) touchSlices(name ServiceName) {
+	s.touch(name)
+	if name == KubernetesService {
+		node := *s.node
+		node.APIServers = endpointAddrs(s.services[name].slices)
+		s.replaceNode(node)
+	}
+}
+
+// endpointAddrs returns the addresses of all endpoints at all ports of slices, sorted, each once.
+func endpointAddrs(of []*EndpointSlice) []netip.AddrPort {
+	var addrs []netip.AddrPort
+	for _, slice := range of {
+		for i := range slice.Endpoints {
+			for _, port := range slice.Ports {
+				addrs = append(addrs, netip.AddrPortFrom(slice.Endpoints[i].Addr, port.Port))
+			}
+		}
+	}
+	slices.SortFunc(addrs, netip.AddrPort.Compare)
+	return slices.Compact(addrs)
+}
+
 // forget deletes the state of a name that has neither a Service nor slices.
 func (s *State) forget(name ServiceName) {
 	if known := s.services[name]; known.service == nil && len(known.slices) == 0 {
@@ -263,5 +297,5 @@ func (s *EndpointSlice) equal(t *EndpointSlice) bool {
 func (n *Node) equal(m *Node) bool {
 	return n.Name == m.Name && n.Zone == m.Zone && n.MasqueradeAll == m.MasqueradeAll &&
 		n.Algorithm == m.Algorithm && n.IgnoreExternalIPs == m.IgnoreExternalIPs && n.Limits == m.Limits &&
-		slices.Equal(n.PrimaryIPs, m.PrimaryIPs)
+		slices.Equal(n.PrimaryIPs, m.PrimaryIPs) && slices.Equal(n.Dialed, m.Dialed) && slices.Equal(n.APIServers, m.APIServers)
 }

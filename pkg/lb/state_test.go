@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -295,5 +297,80 @@ func TestEqualLooksIntoEndpoints(t *testing.T) {
 	a, b := slice("a", endpoint("10.0.0.1")), slice("a", endpoint("10.0.0.1", draining))
 	if a.equal(b) {
 		t.Error("an endpoint's condition makes no difference")
+	}
+}
+
+// An address at which an API server answers is no Service's that leads elsewhere, neither by an
+// external IP nor by a load balancer, whichever came first; other ports and protocols of it are.
+func TestAPIServersKeepTheirAddresses(t *testing.T) {
+	server := sliceOf("kubernetes", "kubernetes", endpoint("192.0.2.1"))
+	server.Service, server.Name.Namespace = KubernetesService, KubernetesService.Namespace
+	server.Ports[0].Port = 6443
+	const at = "192.0.2.1:6443"
+
+	external := func(s *Service) {
+		s.ExternalIPs = ips("192.0.2.1", "192.0.2.2")
+		s.Ports = []ServicePort{{"http", TCP, 6443, 0}, {"http", UDP, 6443, 0}, {"other", TCP, 80, 0}}
+	}
+	balancer := func(s *Service) {
+		s.Type, s.LoadBalancers = LoadBalancer, vips("192.0.2.1")
+		s.Ports = []ServicePort{{"http", TCP, 6443, 0}}
+	}
+	s := NewState(testNode)
+	s.SetService(service("external", external))
+	s.SetService(service("balancer", balancer))
+	s.SetService(service("empty", balancer))
+	s.SetService(service("front", balancer)) // a load balancer in front of the API servers
+	s.SetSlice(sliceOf("external", "external", endpoint("10.0.0.1")))
+	s.SetSlice(sliceOf("balancer", "balancer", endpoint("192.0.2.1"), endpoint("10.0.0.1")))
+	front := sliceOf("front", "front", endpoint("192.0.2.1"))
+	front.Ports[0].Port = 6443
+	s.SetSlice(front)
+	s.Touched()
+
+	check := func(service string, has, told bool) {
+		t.Helper()
+		r, _ := s.Resolve(ServiceName{"ns", service})
+		var keys []string
+		for _, f := range r.Frontends {
+			if f.Key.Scope == Internal {
+				keys = append(keys, fmt.Sprint(netip.AddrPortFrom(f.Key.Addr, f.Key.Port), "/", f.Key.Protocol))
+			}
+		}
+		if got := slices.Contains(keys, at+"/TCP"); got != has {
+			t.Errorf("%s has %s: %v, want %v", service, at, got, has)
+		}
+		if service == "external" && !(slices.Contains(keys, at+"/UDP") && slices.Contains(keys, "192.0.2.1:80/TCP") && slices.Contains(keys, "192.0.2.2:6443/TCP")) {
+			t.Errorf("%s has %v: too few", service, keys)
+		}
+		if got := strings.Contains(fmt.Sprint(r.Problems), at+" is not in use: an API server answers there"); got != told {
+			t.Errorf("%s: problems are %v", service, r.Problems)
+		}
+	}
+	all := []string{"balancer", "empty", "external", "front"}
+	for _, name := range all {
+		check(name, true, false)
+	}
+
+	s.SetSlice(server)
+	mustTouch(t, s, all...)
+	for _, name := range all {
+		check(name, name == "front", name != "front")
+	}
+
+	s.DeleteSlice(server.Name)
+	mustTouch(t, s, all...)
+	node := testNode
+	node.Dialed = []netip.AddrPort{netip.MustParseAddrPort(at)}
+	s.SetNode(node)
+	mustTouch(t, s, all...)
+	for _, name := range all { // it is not known that front leads there
+		check(name, false, true)
+	}
+
+	s.SetSlice(server)
+	s.SetNode(testNode) // the endpoints are kept
+	for _, name := range all {
+		check(name, name == "front", name != "front")
 	}
 }

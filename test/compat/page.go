@@ -24,6 +24,9 @@ A loopback, link-local or unspecified address means another destination in each 
 ` + "`status.loadBalancer.ingress: [{ip: 127.0.0.1}]`" + `, as minikube's tunnel writes it, localhost stays that of each pod and of the node. An API server refuses such addresses as external IPs and as endpoints, not as a load balancer's;
 kube-proxy has rules for them. The Service gets an Event that names the field, and its other addresses are in use. An endpoint with such an address, from manifests, is ignored, and told likewise.
 
+What answers at the API servers' own addresses and ports (TCP: the endpoints of ` + "`default/kubernetes`" + `, and where the agent dials its API server) is never a Service's by an external IP or a load balancer's address,
+unless all of its endpoints are API servers: with kube-proxy, who may write Services takes the API server from all pods and nodes, and from kube-proxy, which then cannot learn that the Service was deleted.
+
 ## Services of other proxies
 
 A Service with the label ` + "`service.kubernetes.io/service-proxy-name`" + ` has no frontends, as in kube-proxy, and packets to its ClusterIP pass, so that the other proxy gets them wherever it is: kube-proxy drops
