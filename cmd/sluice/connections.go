@@ -44,6 +44,9 @@ connect again if they are made to.`,
 			if ends && filter == (connections.Filter{}) {
 				return errors.New("--kill: name a Service, or use --pod, --backend, --client, --state or --cookie, or all connections of the node would end")
 			}
+			if ends && filter.Pod != "" && !strings.Contains(filter.Pod, "/") && !pods.IsUID(filter.Pod) {
+				return fmt.Errorf("--kill: several namespaces may have a pod %s: --pod NAMESPACE/NAME", filter.Pod)
+			}
 			pinned, err := where.load()
 			if err != nil {
 				return err

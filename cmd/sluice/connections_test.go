@@ -15,6 +15,7 @@ func TestConnectionsFlags(t *testing.T) {
 		"--backend web-0":     `--backend "web-0": it is neither ADDRESS nor ADDRESS:PORT`,
 		"--client 10.0.0.1:x": `--client "10.0.0.1:x": it is neither ADDRESS nor ADDRESS:PORT`,
 		"--kill":              "--kill: name a Service, or use --pod,",
+		"--kill --pod web-0":  "--kill: several namespaces may have a pod web-0: --pod NAMESPACE/NAME",
 	} {
 		out, err := runVerb("/nosuch", append([]string{"connections"}, strings.Fields(args)...)...)
 		if err == nil || !strings.HasPrefix(err.Error(), want) || out != "" {
