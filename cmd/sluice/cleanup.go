@@ -35,16 +35,16 @@ Connections that the rules have translated go on: until there is none, an empty 
 of nftables stays. The next cleanup removes it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !ofKubeProxy {
+				return cleanUp(cmd, where, drain)
+			}
 			only, err := lockCleanup(where.bpfRoot)
 			if err != nil {
 				return err
 			}
 			defer only.Close()
-			if ofKubeProxy {
-				return removeKubeProxy(cmd.Context(), cmd.OutOrStdout(), where, drain)
-			}
 
-			return cleanUp(cmd, where, drain)
+			return removeKubeProxy(cmd.Context(), cmd.OutOrStdout(), where, drain)
 		},
 	}
 	cmd.Flags().BoolVar(&ofKubeProxy, "kube-proxy", false, "remove the rules that kube-proxy has left behind")
@@ -68,6 +68,11 @@ func lockCleanup(bpfRoot string) (io.Closer, error) {
 }
 
 func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
+	only, err := lockCleanup(where.bpfRoot)
+	if err != nil {
+		return err
+	}
+	defer only.Close()
 	unlockSocket, err := status.LockUsedSocket(where.socket)
 	if errors.Is(err, datapath.ErrRunning) {
 		return fmt.Errorf("socket %q: an agent is running: stop it first", where.socket)

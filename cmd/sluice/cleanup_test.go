@@ -19,6 +19,9 @@ func TestOneCleanupAtATime(t *testing.T) {
 			t.Errorf("cleanup %v beside another: %v", args, err)
 		}
 	}
+	if _, err := runVerb(where.bpfRoot, "agent", "--cleanup"); err == nil || !strings.Contains(err.Error(), "another cleanup is running") {
+		t.Errorf("agent --cleanup beside a cleanup: %v", err)
+	}
 	lab.Must(t, first.Close())
 	again, err := lockCleanup(where.bpfRoot)
 	if err != nil {
