@@ -3,7 +3,9 @@ package kube
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
+	"unicode"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
@@ -112,13 +114,16 @@ func (p *parser) endpoint(i int, endpoint *discoveryv1.Endpoint, family lb.Famil
 	}
 
 	conditions := &endpoint.Conditions
-	place := lb.Place{NodeName: ptr.Deref(endpoint.NodeName, ""), Zone: ptr.Deref(endpoint.Zone, "")}
+	place := lb.Place{
+		NodeName: p.endpointName(i, "nodeName", ptr.Deref(endpoint.NodeName, "")),
+		Zone:     p.endpointName(i, "zone", ptr.Deref(endpoint.Zone, "")),
+	}
 	if hints := endpoint.Hints; hints != nil {
 		for _, zone := range hints.ForZones {
-			place.ForZones += lb.NamesOf(zone.Name)
+			place.ForZones += lb.NamesOf(p.endpointName(i, "hints.forZones", zone.Name))
 		}
 		for _, node := range hints.ForNodes {
-			place.ForNodes += lb.NamesOf(node.Name)
+			place.ForNodes += lb.NamesOf(p.endpointName(i, "hints.forNodes", node.Name))
 		}
 	}
 	return lb.Endpoint{
@@ -128,4 +133,14 @@ func (p *parser) endpoint(i int, endpoint *discoveryv1.Endpoint, family lb.Famil
 		Serving:     ptr.Deref(conditions.Serving, true),
 		Terminating: ptr.Deref(conditions.Terminating, false),
 	}, true
+}
+
+// endpointName returns the name of a node or zone that endpoint i has in a field, or none if a terminal would
+// take a part of it for a command. An API server validates not all of these.
+func (p *parser) endpointName(i int, field, name string) string {
+	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		p.add(fmt.Sprintf("endpoints[%d].%s", i, field), "%q cannot be a name: it is taken for none", name)
+		return ""
+	}
+	return name
 }

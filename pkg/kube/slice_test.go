@@ -102,6 +102,18 @@ var sliceTests = []struct {
 		[]string{"endpoints[0].addresses", "endpoints[1].addresses[0]", "endpoints[2].addresses[0]", "endpoints[3].addresses[0]",
 			"endpoints[4].addresses[0]", "endpoints[5].addresses[0]", "endpoints[6].addresses[0]", "endpoints[7].addresses[0]"},
 	}, {
+		"with names that a terminal would obey",
+		func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints = []discoveryv1.Endpoint{{
+				Addresses: []string{"10.0.1.7"}, Zone: ptr.To("z1\x1b[2J"), NodeName: ptr.To("node1\u009b2J"),
+				Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z1\nz2"}}, ForNodes: []discoveryv1.ForNode{{Name: "\a"}}},
+			}}
+		},
+		func(s *Slice) {
+			s.Endpoints = []lb.Endpoint{{Addr: netip.MustParseAddr("10.0.1.7"), Place: unique.Make(lb.Place{ForZones: "\n", ForNodes: "\n"}), Ready: true, Serving: true}}
+		},
+		[]string{"endpoints[0].nodeName", "endpoints[0].zone", "endpoints[0].hints.forZones", "endpoints[0].hints.forNodes"},
+	}, {
 		"of a change at a known time",
 		func(s *discoveryv1.EndpointSlice) {
 			s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-02T03:04:05.6Z"}
