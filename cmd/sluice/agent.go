@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	componentconfig "k8s.io/component-base/config/v1alpha1"
@@ -56,7 +59,17 @@ func newAgent(where *places) *cobra.Command {
 // would be programmed, prepare the node, or run the agent until the command's context ends
 // or the configuration file changes.
 func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *output) error {
-	log, err := newLog(&s.kubeProxy.Logging, os.Stdout, os.Stderr)
+	// Of a log that nobody reads any more, a line is lost, and not the agent.
+	signal.Ignore(unix.SIGPIPE)
+	var log *slog.Logger
+	var lost atomic.Uint64
+	tell := func(lines uint64) {
+		log.Warn("lines of the log are lost, because nobody read them", "sinceTheStart", lines)
+	}
+	stdout, stderr := newLogWriter(os.Stdout, &lost, tell), newLogWriter(os.Stderr, &lost, tell)
+	defer stdout.flush()
+	defer stderr.flush()
+	log, err := newLog(&s.kubeProxy.Logging, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -71,6 +84,7 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 	if err != nil {
 		return err
 	}
+	cfg.LogLost = lost.Load
 	if f.dryRun {
 		services, err := agent.DryRun(cmd.Context(), cfg)
 		if err != nil {

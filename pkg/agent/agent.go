@@ -113,6 +113,8 @@ type Config struct {
 	VerifyInterval time.Duration
 
 	Log *slog.Logger
+	// LogLost returns how many lines of the log are lost. It may be nil.
+	LogLost func() uint64
 }
 
 // Validate returns an error that names the first field that cannot be used.

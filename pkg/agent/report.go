@@ -95,6 +95,9 @@ func (a *agent) modelStats() metrics.Node {
 	for _, problems := range a.model.problems {
 		n.Problems += len(problems)
 	}
+	if a.cfg.LogLost != nil {
+		n.LogLost = a.cfg.LogLost()
+	}
 
 	return n
 }

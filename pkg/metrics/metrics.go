@@ -130,6 +130,8 @@ var (
 		"What had to be left out of Kubernetes objects, because it could not be read or made no sense.")
 	impaired = newMetric("services_impaired", gaugeKind,
 		"Services that are not in the maps as they should be: a write has failed and is tried again (failed), or another Service has an address of theirs (taken).", "why")
+	logLost = newMetric("log_lines_lost_total", counterKind,
+		"Lines of the agent's log that are lost, because nobody read them or they could not be written. The agent does not wait for that.")
 	mapEntries = newMetric("map_entries", gaugeKind,
 		"Entries of a map. Those that only programs write are counted once in a minute at most.", "map")
 	mapCapacity = newMetric("map_capacity", gaugeKind,
@@ -176,7 +178,7 @@ var (
 
 // nodeMetrics are the metrics of a [NodeCollector].
 var nodeMetrics = []*metric{
-	buildInfo, synced, knownServices, problems, impaired, mapEntries, mapCapacity, mapWrites,
+	buildInfo, synced, knownServices, problems, impaired, logLost, mapEntries, mapCapacity, mapWrites,
 	decisions, effective, hookAttached, devices, deviceProblems,
 	evictions, alarm, alarms, flowsEnded, flowsRepaired, loadsRepaired, masqueradeRetries, stackPorts,
 	suspects, suspicions, passedOver,

@@ -21,6 +21,7 @@ type Node struct {
 	Writes    map[string]reconcile.Writes // by map
 	Fills     map[string]reconcile.Fill   // by map
 	Decisions map[maps.Reason]uint64
+	LogLost   uint64 // lines of the log that nobody has read
 
 	Effective      bool
 	Hooks          map[string]bool // whether they are attached
@@ -79,6 +80,7 @@ func (c *NodeCollector) Collect(to chan<- prometheus.Metric) {
 	problems.send(to, float64(node.Problems))
 	impaired.send(to, float64(node.Failed), "failed")
 	impaired.send(to, float64(node.Taken), "taken")
+	logLost.send(to, float64(node.LogLost))
 
 	for name, writes := range node.Writes {
 		mapWrites.send(to, float64(writes.Puts), name, "put")

@@ -77,6 +77,9 @@ type Config struct {
 	// Production leaves the agent its own defaults. Otherwise it gets what suits
 	// many agents on one machine: small tables of flows.
 	Production bool
+	// Log is what the agent writes its log to, a file, so that it is the agent itself which does; nil: see
+	// [Node.Log].
+	Log *os.File
 	// Args are more flags of `sluice agent`, which win over all others.
 	Args []string
 }
@@ -175,6 +178,9 @@ func (n *Node) Start() error {
 	}
 	cmd := exec.Command(n.cfg.Binary, append(args, n.cfg.Args...)...)
 	cmd.Stdout, cmd.Stderr = &n.log, &n.log
+	if n.cfg.Log != nil {
+		cmd.Stdout, cmd.Stderr = n.cfg.Log, n.cfg.Log
+	}
 	if err := lab.Start(n.cfg.Namespace, n.cgroup, cmd); err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}

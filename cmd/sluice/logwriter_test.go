@@ -1,0 +1,82 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// While nobody reads the log, logging takes no time. Afterwards the lines that were queued are there, one that tells
+// how many are lost, and new ones.
+func TestNobodyReadsTheLog(t *testing.T) {
+	r, w, err := os.Pipe()
+	lab.Must(t, err)
+	defer r.Close()
+	defer w.Close()
+	var lost atomic.Uint64
+	var log *slog.Logger
+	lines := newLogWriter(w, &lost, func(n uint64) { log.Warn("lost", "lines", n) })
+	log = slog.New(slog.NewTextHandler(lines, nil))
+
+	const many = 3 * queuedLines
+	logged := make(chan struct{})
+	go func() {
+		defer close(logged)
+		for i := range many {
+			log.Info(strings.Repeat("x", 100), "line", i)
+		}
+	}()
+	select {
+	case <-logged:
+	case <-time.After(30 * time.Second):
+		t.Fatal("logging waits for who reads the log")
+	}
+	dropped := lost.Load()
+	if dropped == 0 || dropped >= many {
+		t.Fatalf("%d of %d lines are lost", dropped, many)
+	}
+
+	text := make(chan string)
+	go func() {
+		all, err := io.ReadAll(r)
+		if err != nil {
+			t.Error(err)
+		}
+		text <- string(all)
+	}()
+	for len(lines.lines) > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	log.Info("the last one")
+	lines.flush()
+	lab.Must(t, w.Close())
+	all := <-text
+	if got := uint64(strings.Count(all, " line=")); got+dropped != many {
+		t.Errorf("%d lines are read and %d lost, of %d", got, dropped, many)
+	}
+	// The line that tells it may be lost as well, and another one told instead.
+	if want := fmt.Sprintf("msg=lost lines=%d\n", lost.Load()); !strings.Contains(all, want) || !strings.HasSuffix(all, "msg=\"the last one\"\n") {
+		t.Errorf("the log ends with %q, want %q and the last line", all[max(0, len(all)-300):], want)
+	}
+}
+
+// An agent whose log nobody will ever read again does not wait for that when it ends.
+func TestFlushOfALogThatNobodyReads(t *testing.T) {
+	r, w := io.Pipe()
+	defer r.Close()
+	var lost atomic.Uint64
+	lines := newLogWriter(w, &lost, func(uint64) {})
+	fmt.Fprintln(lines, "line")
+	begin := time.Now()
+	lines.flush()
+	if took := time.Since(begin); took < logFlush || took > 30*time.Second {
+		t.Errorf("it waited for %v, want %v", took, logFlush)
+	}
+}
