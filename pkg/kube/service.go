@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,6 +49,7 @@ func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
 		HealthCheckNodePort: p.port("spec.healthCheckNodePort", spec.HealthCheckNodePort),
 		Ports:               p.servicePorts(spec.Ports),
 	}
+	p.unknownKeys("metadata.annotations", obj.Annotations, AlgorithmAnnotation, HealAnnotation, SocketKey)
 	service.ClusterIPs, service.Families = p.clusterIPs(spec)
 	if ptr.Deref(spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal {
 		service.InternalPolicy = lb.Local
@@ -134,6 +136,23 @@ func (p *parser) affinity(spec *corev1.ServiceSpec) time.Duration {
 		seconds = corev1.DefaultClientIPServiceAffinitySeconds
 	}
 	return time.Duration(seconds) * time.Second
+}
+
+// ourPrefix begins the keys of all annotations and labels that Sluice reads.
+const ourPrefix = "sluice-lb.io/"
+
+// unknownKeys adds a problem for each key of ours that has no effect on an object of this kind.
+func (p *parser) unknownKeys(field string, values map[string]string, known ...string) {
+	var unknown []string
+	for key := range values {
+		if strings.HasPrefix(key, ourPrefix) && !slices.Contains(known, key) {
+			unknown = append(unknown, key)
+		}
+	}
+	slices.Sort(unknown)
+	for _, key := range unknown {
+		p.add(field+"["+key+"]", "it has no effect: a %s can have %s", kindText[p.object.kind], strings.Join(known, ", "))
+	}
 }
 
 func (p *parser) algorithm(annotations map[string]string) lb.Algorithm {

@@ -204,6 +204,12 @@ var serviceTests = []struct {
 		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/heal": "default"} },
 		func(*lb.Service) {}, []string{"metadata.annotations[sluice-lb.io/heal]"},
 	}, {
+		"with a misspelt annotation",
+		func(s *corev1.Service) {
+			s.Annotations = map[string]string{"sluice-lb.io/algoritm": "lc", "sluice-lb.io/": ""}
+		},
+		func(*lb.Service) {}, []string{"metadata.annotations[sluice-lb.io/]", "metadata.annotations[sluice-lb.io/algoritm]"},
+	}, {
 		"with no algorithm after all",
 		func(s *corev1.Service) { s.Annotations = map[string]string{"sluice-lb.io/algorithm": ""} },
 		func(*lb.Service) {}, []string{"metadata.annotations[sluice-lb.io/algorithm]"},
