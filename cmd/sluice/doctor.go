@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/doctor"
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // errSick makes `sluice doctor` exit with code 1.
@@ -120,9 +121,15 @@ func (f *agentFlags) doctorConfig(where *places, log *slog.Logger) (doctor.Confi
 	if err != nil {
 		return doctor.Config{}, err
 	}
+	if err := s.apply(&cfg); err != nil {
+		return doctor.Config{}, err
+	}
 	wanted := doctor.Config{
+		Model: node.ModelConfig{
+			NodeName: cfg.NodeName, NodePortAddresses: cfg.NodePortAddresses, NodeIP: cfg.NodeIP, Devices: local.Rules(cfg.Devices), Local: local,
+		},
 		CgroupRoot: where.cgroupRoot, BPFRoot: where.bpfRoot, Socket: where.socket,
-		Devices: local.Rules(cfg.Devices), Attachment: cfg.Datapath.Attachment, ThroughStack: cfg.ThroughStack, FlowMemory: memory,
+		Attachment: cfg.Datapath.Attachment, ThroughStack: cfg.ThroughStack, FlowMemory: memory,
 	}
 	if f.wanted.Manifests != "" {
 		return wanted, nil

@@ -79,6 +79,9 @@ clientConnection:
   kubeconfig: /none/kubeconfig
 detectLocalMode: BridgeInterface
 detectLocal: {bridgeInterface: cni0}
+hostnameOverride: node-7
+bindAddress: 192.0.2.7
+nodePortAddresses: [192.0.2.0/24]
 `
 	lab.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
@@ -90,16 +93,19 @@ detectLocal: {bridgeInterface: cni0}
 	if got.ClientErr == nil || !strings.Contains(got.ClientErr.Error(), "/none/kubeconfig") {
 		t.Errorf("the error of the client is %v, want that of the kubeconfig", got.ClientErr)
 	}
-	if got.Devices.PodBridge != "cni0" {
-		t.Errorf("the bridge of pods is %q", got.Devices.PodBridge)
+	if got.Model.Devices.PodBridge != "cni0" {
+		t.Errorf("the bridge of pods is %q", got.Model.Devices.PodBridge)
 	}
-	if len(got.Devices.Never) != 1 || got.Devices.Never[0].String() != "docker*" {
-		t.Errorf("excluded devices are %v", got.Devices.Never)
+	if len(got.Model.Devices.Never) != 1 || got.Model.Devices.Never[0].String() != "docker*" {
+		t.Errorf("excluded devices are %v", got.Model.Devices.Never)
 	}
 	if limit := uint64(64 << 20); got.FlowMemory > limit || got.FlowMemory < limit*9/10 {
 		t.Errorf("the flow tables take %d bytes, want almost 64Mi", got.FlowMemory)
 	}
-	got.ClientErr, got.Devices, got.FlowMemory = nil, node.Rules{}, 0
+	if got.Model.NodeName != "node-7" || got.Model.NodeIP.String() != "192.0.2.7" || len(got.Model.NodePortAddresses.Prefixes) != 1 || got.Model.Local.BridgeInterface != "cni0" {
+		t.Errorf("of the node it knows %+v", got.Model)
+	}
+	got.ClientErr, got.Model, got.FlowMemory = nil, node.ModelConfig{}, 0
 	want := doctor.Config{
 		CgroupRoot: "/cgroup", BPFRoot: "/pins", Socket: "/agent.sock",
 		Attachment: datapath.Clsact, ThroughStack: true,

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
@@ -95,7 +96,11 @@ func drawStatus(t *table, s status.Status) {
 		t.note(fmt.Sprintf("error: Service %s: %s", e.Service, e.Error))
 	}
 	for _, p := range s.Problems {
-		t.note("left out: " + p.String())
+		if p.Effect == lb.LeftOut {
+			t.note("left out: " + p.String())
+		} else {
+			t.note("problem: " + p.String())
+		}
 	}
 }
 

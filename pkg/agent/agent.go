@@ -256,6 +256,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	group.Go(func() error {
 		return p.events.Failure(kube.ReasonHealthzFailed, health.Server{
 			Name: "healthz", Address: cfg.HealthzAddress, HardFail: cfg.BindAddressHardFail, Log: cfg.Log,
+			Listening: a.reportServer("healthzBindAddress", cfg.HealthzAddress),
 			Handler: health.Handler(health.Config{
 				Proxy: p.proxy, Eligible: a.model.eligible.Load, Observe: p.metrics.Probed,
 				Ready: func() []string {
@@ -264,7 +265,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 						unknown = []string{"not all Services and endpoints are known and programmed yet"}
 					}
 
-					return slices.Concat(unknown, m.hooks.Problems(), m.devices.Problems())
+					return slices.Concat(unknown, m.hooks.Problems(), m.devices.Problems(), a.model.unready())
 				},
 			}),
 		}.Run(ctx))
@@ -272,6 +273,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	group.Go(func() error {
 		return p.events.Failure(kube.ReasonMetricsFailed, metrics.Server{
 			Address: cfg.MetricsAddress, HardFail: cfg.BindAddressHardFail, Log: cfg.Log,
+			Listening: a.reportServer("metricsBindAddress", cfg.MetricsAddress),
 			Gatherers: gatherers, Profiling: cfg.Profiling, Configz: cfg.Configz,
 		}.Run(ctx))
 	})

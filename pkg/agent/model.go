@@ -34,9 +34,11 @@ type model struct {
 	others              map[lb.ServiceName][]netip.Addr // the ClusterIPs of Services of other proxies
 	serviceCIDRsChanged bool
 
-	// problems are the parts of objects that had to be left out: by object or source
-	// when they were read, and by Service when its frontends were decided.
+	// problems are what is not in force, and why: by object or source when they were read, by
+	// Service when its frontends were decided, and of the configuration of this node.
 	problems map[string][]lb.Problem
+	// failing are texts of the problems by which connections fail. Any goroutine may read it.
+	failing *atomic.Pointer[[]string]
 	// undecided are Services whose decision failed by a panic.
 	undecided map[lb.ServiceName]struct{}
 	log       *slog.Logger
@@ -45,8 +47,9 @@ type model struct {
 
 func newModel(cfg Config, p parts) *model {
 	here := node.NewModel(node.ModelConfig{
+		NodeName: cfg.NodeName, NodeOptional: cfg.Manifests != "",
 		NodePortAddresses: cfg.NodePortAddresses, HadNodePorts: p.hadNodePorts, NodeIP: cfg.NodeIP,
-		Devices: cfg.Devices, Local: cfg.Local, ThroughStack: p.throughStack,
+		Devices: cfg.Local.Rules(cfg.Devices), Local: cfg.Local, ThroughStack: p.throughStack,
 	})
 	self := lb.Node{
 		Name: cfg.NodeName, PrimaryIPs: here.PrimaryIPs(), MasqueradeAll: cfg.MasqueradeAll,
@@ -62,6 +65,7 @@ func newModel(cfg Config, p parts) *model {
 		others:              map[lb.ServiceName][]netip.Addr{},
 		serviceCIDRsChanged: true, // if none are received, those of an earlier agent have to go
 		problems:            map[string][]lb.Problem{},
+		failing:             new(atomic.Pointer[[]string]),
 		undecided:           map[lb.ServiceName]struct{}{},
 		log:                 cfg.Log,
 		events:              p.events,
@@ -105,24 +109,59 @@ func (m *model) setOther(name lb.ServiceName, svc *lb.Service) {
 	}
 }
 
-// report replaces the problems of one source. It logs and records those that are new.
+// report replaces the problems of one source. It logs and records those that are new, and the
+// end of those that concerned this node.
 func (m *model) report(source string, problems []lb.Problem) {
-	known := make(map[lb.Problem]struct{}, len(m.problems[source]))
-	for _, p := range m.problems[source] {
-		known[p] = struct{}{}
-	}
+	before := m.problems[source]
 	for _, p := range problems {
-		if _, reported := known[p]; !reported {
-			m.log.Warn("left out", "object", p.Object, "field", p.Field, "problem", p.Message)
+		if !slices.Contains(before, p) {
+			what := "left out"
+			if p.Effect != lb.LeftOut {
+				what = "not as it should be"
+			}
+			m.log.Warn(what, "object", p.Object, "field", p.Field, "value", p.Value, "problem", p.Message, "remedy", p.Remedy)
 			m.events.Problem(p, m.node.Name)
+		}
+	}
+	for _, p := range before {
+		ended := func(q lb.Problem) bool { return q.Object == p.Object && q.Field == p.Field }
+		if p.Effect != lb.LeftOut && !slices.ContainsFunc(problems, ended) {
+			m.log.Info("as it should be again", "object", p.Object, "field", p.Field, "was", p.Value)
+			m.events.ProblemEnded(p)
 		}
 	}
 	if len(problems) == 0 {
 		delete(m.problems, source)
-
-		return
+	} else {
+		m.problems[source] = problems
 	}
-	m.problems[source] = problems
+	fails := func(p lb.Problem) bool { return p.Effect == lb.Failing }
+	if slices.ContainsFunc(before, fails) || slices.ContainsFunc(problems, fails) {
+		m.setFailing()
+	}
+}
+
+// setFailing sets failing by all problems.
+func (m *model) setFailing() {
+	var texts []string
+	for _, problems := range m.problems {
+		for _, p := range problems {
+			if p.Effect == lb.Failing {
+				texts = append(texts, p.String())
+			}
+		}
+	}
+	slices.Sort(texts)
+	m.failing.Store(&texts)
+}
+
+// unready returns why connections fail on this node. Any goroutine may call it.
+func (m *model) unready() []string {
+	if texts := m.failing.Load(); texts != nil {
+		return *texts
+	}
+
+	return nil
 }
 
 // checkNode returns an error if the configuration does not fit the node.

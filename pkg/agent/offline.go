@@ -86,10 +86,13 @@ func NewOffline(cfg Config, writer *reconcile.Reconciler) *Offline {
 // Sink receives the objects of the cluster.
 func (o *Offline) Sink() kube.Sink { return sink{o.agent.queue, o.agent.metrics} }
 
-// SetAddresses sets the addresses of this node.
-func (o *Offline) SetAddresses(addrs []node.Address) {
-	o.agent.queue.Enqueue(func(m *model) { m.here.SetState(node.State{Addresses: addrs}) })
+// SetState sets what the kernel has of this node.
+func (o *Offline) SetState(state node.State) {
+	o.agent.queue.Enqueue(func(m *model) { m.here.SetState(state) })
 }
+
+// Status returns the status of an agent that runs, without what only a kernel has.
+func (o *Offline) Status() status.Status { return o.agent.status() }
 
 // Work applies the changes since the last call, and programs what follows from them. Failed
 // writes, and those that wait for a grace period, stay due in the writer. Before the first

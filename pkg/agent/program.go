@@ -101,6 +101,9 @@ func (a *agent) programNode() bool {
 		a.writer.SetOptedOut(uids)
 		changed = true
 	}
+	if unmet, ok := here.NewUnmet(); ok {
+		a.model.report("the configuration of this node", unmet)
+	}
 	decisions, devices, redecided := here.NewDecisions()
 	if redecided {
 		why := here.ThroughStack()

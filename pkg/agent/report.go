@@ -1,9 +1,14 @@
 package agent
 
 import (
+	"errors"
+	"fmt"
 	stdmaps "maps"
+	"net/netip"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
@@ -25,6 +30,27 @@ func (a *agent) reportImpaired() {
 	now := status.ImpairedOf(a.writer.Statuses())
 	a.events.Impaired(now, a.impaired)
 	a.impaired = now
+}
+
+// reportServer returns what reports whether the server at an address listens. Field is the one of the address.
+func (a *agent) reportServer(field string, address netip.AddrPort) func(error) {
+	return func(err error) {
+		var problems []lb.Problem
+		if err != nil {
+			p := lb.Problem{
+				Object: lb.Configuration, Field: field, Value: address.String(), Message: fmt.Sprintf("nothing answers there: %v", err),
+				Remedy: "Set an address and a port on which the agent may listen", Effect: lb.Degraded,
+			}
+			switch {
+			case errors.Is(err, unix.EADDRINUSE):
+				p.Remedy = fmt.Sprintf("Another program listens there, which ss -ltnp 'sport = :%d' shows: end it, or set another port", address.Port())
+			case errors.Is(err, unix.EADDRNOTAVAIL):
+				p.Remedy = "No device of this node has the address: set one of this node, or 0.0.0.0"
+			}
+			problems = []lb.Problem{p}
+		}
+		a.queue.Enqueue(func(m *model) { m.report(field, problems) })
+	}
 }
 
 // status returns the fields of a [status.Status] that the model and the writer have. The caller
@@ -93,7 +119,13 @@ func (a *agent) modelStats() metrics.Node {
 		Fills:    counters.Fill,
 	}
 	for _, problems := range a.model.problems {
-		n.Problems += len(problems)
+		for _, p := range problems {
+			if p.Effect == lb.LeftOut {
+				n.Problems++
+			} else {
+				n.OfNode++
+			}
+		}
 	}
 	if a.cfg.LogLost != nil {
 		n.LogLost = a.cfg.LogLost()

@@ -3,12 +3,16 @@ package agent
 import (
 	"errors"
 	"log/slog"
+	"net"
+	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/events"
@@ -145,4 +149,62 @@ func TestImpairedServicesAreReported(t *testing.T) {
 	s.fail()
 	s.set("d", 0)
 	s.mustReport(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
+}
+
+// A server that cannot listen is a problem of the node with the field of its address, until it listens.
+func TestServersThatCannotListen(t *testing.T) {
+	record, events := recordingEvents()
+	s := newImpairedScene(t)
+	s.model.events = record
+	address := netip.MustParseAddrPort("192.0.2.1:10256")
+	listening := s.reportServer("healthzBindAddress", address)
+	for _, test := range []struct {
+		err    error
+		remedy string
+	}{
+		{unix.EADDRINUSE, "Another program listens there, which ss -ltnp 'sport = :10256' shows"},
+		{unix.EADDRNOTAVAIL, "No device of this node has the address"},
+		{unix.EACCES, "Set an address and a port"},
+	} {
+		listening(&net.OpError{Op: "listen", Err: os.NewSyscallError("bind", test.err)})
+		s.processQueue()
+		troubles := s.status().Troubles()
+		if len(troubles) != 1 || !strings.Contains(troubles[0], "healthzBindAddress 192.0.2.1:10256: nothing answers there: ") || !strings.Contains(troubles[0], test.remedy) {
+			t.Errorf("%v: the troubles are %q, want one with %q", test.err, troubles, test.remedy)
+		}
+		if n := s.modelStats(); n.OfNode != 1 || n.Problems != 0 {
+			t.Errorf("%v: %d problems of the node and %d of objects are counted, want 1 and 0", test.err, n.OfNode, n.Problems)
+		}
+	}
+	if unready := s.model.unready(); len(unready) > 0 {
+		t.Errorf("connections fail by it: %q", unready)
+	}
+	listening(nil)
+	s.processQueue()
+	if troubles := s.status().Troubles(); len(troubles) > 0 {
+		t.Errorf("once it listens, the troubles are %q", troubles)
+	}
+	last := (*events)[len(*events)-1]
+	if len(*events) != 4 || last.Reason != kube.ReasonAsConfigured || !last.Normal || last.Field != "healthzBindAddress" {
+		t.Errorf("the Events are %+v", *events)
+	}
+}
+
+// What fails connections makes the node unready, as long as it does.
+func TestUnreadyWhileConnectionsFail(t *testing.T) {
+	s := newImpairedScene(t)
+	p := lb.Problem{Object: lb.Configuration, Field: "hostnameOverride", Value: "node-9", Message: "m", Effect: lb.Degraded}
+	s.model.report("x", []lb.Problem{p})
+	if unready := s.model.unready(); len(unready) > 0 {
+		t.Errorf("the node is unready although connections work: %q", unready)
+	}
+	p.Effect = lb.Failing
+	s.model.report("x", []lb.Problem{p})
+	if want := []string{"configuration: hostnameOverride node-9: m"}; !slices.Equal(s.model.unready(), want) {
+		t.Errorf("unready is %q, want %q", s.model.unready(), want)
+	}
+	s.model.report("x", nil)
+	if unready := s.model.unready(); len(unready) > 0 {
+		t.Errorf("the node stays unready: %q", unready)
+	}
 }

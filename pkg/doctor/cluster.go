@@ -29,6 +29,11 @@ type APIServer struct {
 	ServiceCIDRs []netip.Prefix
 	CIDRStatus   int
 	PodCIDRs     []PodCIDR
+	// SelfStatus is what HTTP says to the Node object of this node, 0 if it was not asked for; SelfIPs are its addresses,
+	// one of a family, and SelfPodCIDRs its ranges.
+	SelfStatus   int
+	SelfIPs      []netip.Addr
+	SelfPodCIDRs []netip.Prefix
 	// Skew is how far the clock of the API server is ahead of this node's.
 	Skew time.Duration
 }
@@ -186,6 +191,34 @@ func checkClock(n Node) []Finding {
 	return ok("this node's clock agrees with the API server's")
 }
 
+// checkConfiguration finds what the configuration names and does not exist: the agent's own problems if one runs, or else
+// those that it would have.
+func checkConfiguration(n Node) []Finding {
+	problems := n.Agent.Value.OfNode()
+	if n.Agent.Err != nil {
+		cfg, api := n.Config.Model, n.APIServer.Value
+		cfg.NodeOptional = api.SelfStatus != http.StatusNotFound
+		model := node.NewModel(cfg)
+		model.SetState(n.State.Value)
+		if api.SelfStatus == http.StatusOK {
+			model.SetObject(api.SelfIPs, api.SelfPodCIDRs, true)
+		}
+		model.StopWaiting()
+		problems, _ = model.NewUnmet()
+	}
+	var found []Finding
+	for _, p := range problems {
+		remedy := p.Remedy
+		p.Remedy = ""
+		found = append(found, Finding{State: Problem, Seen: p.String(), Remedy: cmp.Or(remedy, "Correct it") + "."})
+	}
+	if len(found) > 0 {
+		return found
+	}
+
+	return ok("what the agent's configuration names is there")
+}
+
 func checkAgent(n Node) []Finding {
 	switch s, err := n.Agent.Value, n.Agent.Err; {
 	case errors.Is(err, status.ErrNotRunning) && n.Pins.Err == nil && len(n.Pins.Value.Folders) > 0:
@@ -198,9 +231,12 @@ func checkAgent(n Node) []Finding {
 	case s.Well():
 		return ok("agent %s runs and is well", s.Version)
 	default:
-		troubles := s.Troubles()
+		troubles := s.TroublesBeside()
 		if !s.Synced {
 			troubles = slices.Insert(troubles, 0, "it waits for the first complete list of Services")
+		}
+		if len(troubles) == 0 {
+			return ok("agent %s runs; what is not well is what the check configuration reports", s.Version)
 		}
 
 		return problem("agent "+s.Version+" runs, and is not well: "+status.ListText(troubles), "Look at sluice status and the log of the agent.")

@@ -81,6 +81,7 @@ var checks = []check{
 	{"api-server", checkAPIServer, nil},
 	{"service-cidrs", checkServiceCIDRs, func(n Node) error { return cmp.Or(n.Routes.Err, n.PodRoutes.Err) }},
 	{"clock", checkClock, nil},
+	{"configuration", checkConfiguration, func(n Node) error { return n.State.Err }},
 	{"agent", checkAgent, nil},
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/golden"
@@ -38,8 +39,11 @@ func healthy() Node {
 		Memory:  Fact[uint64]{Value: 2 << 30},
 		Process: Fact[Process]{Value: Process{Capabilities: 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_NET_ADMIN}},
 		Cgroup:  Fact[datapath.Cgroup]{Value: datapath.Cgroup{Path: "/sys/fs/cgroup", Relative: "/", WholeMachine: true}},
-		Config:  Config{BPFRoot: "/sys/fs/bpf/sluice", FlowMemory: 64 << 20},
-		Agent:   Fact[status.Status]{Err: status.ErrNotRunning},
+		Config:  Config{BPFRoot: "/sys/fs/bpf/sluice", FlowMemory: 64 << 20, Model: node.ModelConfig{NodeName: "node-1"}},
+		State: Fact[node.State]{Value: node.State{
+			Addresses: []node.Address{{Addr: netip.MustParseAddr("127.0.0.1"), IfIndex: 1, IsLoopback: true}, {Addr: netip.MustParseAddr("192.168.50.1"), IfIndex: 2}},
+		}},
+		Agent: Fact[status.Status]{Err: status.ErrNotRunning},
 
 		AllProcesses: true,
 		Devices: Fact[[]Device]{Value: []Device{
@@ -54,6 +58,7 @@ func healthy() Node {
 			URL: "https://192.168.50.10:6443", Status: 200, ServiceIPs: []string{"10.96.0.1"},
 			ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/112")},
 			CIDRStatus:   200, PodCIDRs: []PodCIDR{{"node-1", netip.MustParsePrefix("10.244.1.0/24")}},
+			SelfStatus: 200, SelfIPs: []netip.Addr{netip.MustParseAddr("192.168.50.1")}, SelfPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
 		}},
 		Routes: Fact[[]node.Route]{Value: []node.Route{
 			route("0.0.0.0/0", "eth0"), route("10.0.0.0/8", "eth0"), route("192.168.50.0/24", "eth0"), route("::/0", "eth0"),
@@ -312,6 +317,26 @@ var patients = []struct {
 	{"clock", "a little behind", func(n *Node) { n.APIServer.Value.Skew = 7 * time.Second }},
 	{"clock", "far ahead", func(n *Node) { n.APIServer.Value.Skew = -time.Hour }},
 	{"clock", "without an API server", func(n *Node) { n.APIServer.Err = unix.ECONNREFUSED }},
+	{"configuration", "of another node name", func(n *Node) {
+		n.APIServer.Value.SelfStatus, n.APIServer.Value.SelfIPs = 404, nil
+	}},
+	{"configuration", "of an address that no device has", func(n *Node) {
+		n.Config.Model.NodeIP = netip.MustParseAddr("192.168.50.9")
+	}},
+	{"configuration", "of a Node that may not be read", func(n *Node) {
+		n.APIServer.Value.SelfStatus, n.APIServer.Value.SelfIPs = 403, nil
+	}},
+	{"configuration", "of an agent that runs", func(n *Node) {
+		n.Agent = Fact[status.Status]{Value: status.Status{Running: true, Synced: true, Version: "v1", Problems: []lb.Problem{
+			{Object: "Service ns/web", Field: "spec.ports[0]", Message: "left out"},
+			{Object: lb.Configuration, Field: "metricsBindAddress", Value: "127.0.0.1:10249", Message: "nothing answers there", Remedy: "End the other", Effect: lb.Degraded},
+		}}}
+	}},
+	{"agent", "which is well but for its configuration", func(n *Node) {
+		n.Agent = Fact[status.Status]{Value: status.Status{Running: true, Synced: true, Version: "v1", Problems: []lb.Problem{
+			{Object: lb.Configuration, Field: "metricsBindAddress", Message: "nothing answers there", Effect: lb.Degraded},
+		}}}
+	}},
 	{"agent", "which is well", func(n *Node) {
 		n.Agent = Fact[status.Status]{Value: status.Status{Version: "v1", Running: true, Synced: true}}
 	}},
@@ -396,6 +421,7 @@ func TestUnseen(t *testing.T) {
 		{"ip-forward", func(n *Node) { n.IPForward.Err = lost }},
 		{"ports", func(n *Node) { n.Ephemeral.Err = lost }},
 		{"ports", func(n *Node) { n.Masquerade.Err = lost }},
+		{"configuration", func(n *Node) { n.State.Err = lost }},
 	} {
 		n := healthy()
 		test.lose(&n)
@@ -419,7 +445,7 @@ func TestNothingSeen(t *testing.T) {
 		Memory: Fact[uint64]{Err: err}, Process: Fact[Process]{Err: err}, Pins: Fact[Pins]{Err: err},
 		CgroupPrograms: foreign(), Devices: Fact[[]Device]{Err: err}, Netfilter: Fact[node.Netfilter]{Err: err},
 		IPsecPolicies: Fact[int]{Err: err}, IPForward: Fact[Forwarding]{Err: err}, Ephemeral: Fact[[]bpf.PortRange]{Err: err},
-		APIServer: Fact[APIServer]{Err: err}, Agent: Fact[status.Status]{Err: err},
+		APIServer: Fact[APIServer]{Err: err}, Agent: Fact[status.Status]{Err: err}, State: Fact[node.State]{Err: err},
 	}
 	n.CgroupPrograms.Err, n.DevicePrograms.Err, n.MarkRules.Err = err, err, err
 	for _, f := range Diagnose(n).Findings {

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,9 +33,10 @@ type Config struct {
 	CgroupRoot string // empty: what the agent finds
 	BPFRoot    string
 	Socket     string
-	// Devices are the rules by which the agent chooses devices, and Attachment how it attaches; empty:
-	// by what the kernel has.
-	Devices      node.Rules
+	// Model is the agent's configuration of the node: the name of its Node object, addresses, and the rules by which
+	// the agent chooses devices.
+	Model node.ModelConfig
+	// Attachment is how the agent attaches to devices; empty: by what the kernel has.
 	Attachment   datapath.Attachment
 	ThroughStack bool // --forwarding stack
 	FlowMemory   uint64
@@ -118,6 +120,7 @@ type Node struct {
 
 	Devices       Fact[[]Device]
 	Addresses     []netip.Addr // of this node
+	State         Fact[node.State]
 	Netfilter     Fact[node.Netfilter]
 	IPVS          Fact[int] // virtual servers
 	MarkRules     Fact[[]int]
@@ -174,6 +177,7 @@ func Observe(ctx context.Context, cfg Config) Node {
 		return datapath.ForeignInCgroup(n.Cgroup.Value.Path)
 	})
 	state := look(node.Read)
+	n.State = state
 	for _, a := range state.Value.Addresses {
 		n.Addresses = append(n.Addresses, a.Addr)
 	}
@@ -182,7 +186,7 @@ func Observe(ctx context.Context, cfg Config) Node {
 			return nil, state.Err
 		}
 
-		return readDevices(node.Decide(state.Value.Devices, cfg.Devices))
+		return readDevices(node.Decide(state.Value.Devices, cfg.Model.Devices))
 	})
 	n.DevicePrograms = look(func() ([]datapath.Foreign, error) {
 		var indices []int
@@ -446,6 +450,28 @@ func askAPIServer(ctx context.Context, cfg Config) (APIServer, error) {
 			Spec     struct{ PodCIDRs []string }
 		}
 	}
+	if cfg.Model.NodeName != "" {
+		var self struct {
+			Spec   struct{ PodCIDRs []string }
+			Status struct {
+				Addresses []struct{ Type, Address string }
+			}
+		}
+		response, err := list("/api/v1/nodes/"+url.PathEscape(cfg.Model.NodeName), &self)
+		if err != nil {
+			return api, err
+		}
+		api.SelfStatus = response.StatusCode
+		api.SelfPodCIDRs = prefixesOf(self.Spec.PodCIDRs)
+		for _, wanted := range []string{"InternalIP", "ExternalIP"} {
+			for _, a := range self.Status.Addresses {
+				sameFamily := func(ip netip.Addr) bool { return ip.Is4() == !strings.Contains(a.Address, ":") }
+				if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == wanted && !slices.ContainsFunc(api.SelfIPs, sameFamily) {
+					api.SelfIPs = append(api.SelfIPs, ip)
+				}
+			}
+		}
+	}
 	if response, err = list("/apis/networking.k8s.io/v1/servicecidrs", &cidrs); err != nil {
 		return api, err
 	}
@@ -454,19 +480,25 @@ func askAPIServer(ctx context.Context, cfg Config) (APIServer, error) {
 		return api, err
 	}
 	for _, item := range cidrs.Items {
-		for _, text := range item.Spec.CIDRs {
-			if prefix, err := netip.ParsePrefix(text); err == nil {
-				api.ServiceCIDRs = append(api.ServiceCIDRs, prefix)
-			}
-		}
+		api.ServiceCIDRs = append(api.ServiceCIDRs, prefixesOf(item.Spec.CIDRs)...)
 	}
 	for _, item := range nodes.Items {
-		for _, text := range item.Spec.PodCIDRs {
-			if prefix, err := netip.ParsePrefix(text); err == nil {
-				api.PodCIDRs = append(api.PodCIDRs, PodCIDR{item.Metadata.Name, prefix})
-			}
+		for _, prefix := range prefixesOf(item.Spec.PodCIDRs) {
+			api.PodCIDRs = append(api.PodCIDRs, PodCIDR{item.Metadata.Name, prefix})
 		}
 	}
 
 	return api, nil
+}
+
+// prefixesOf returns the address ranges among the texts.
+func prefixesOf(texts []string) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for _, text := range texts {
+		if prefix, err := netip.ParsePrefix(text); err == nil {
+			prefixes = append(prefixes, prefix)
+		}
+	}
+
+	return prefixes
 }

@@ -1,12 +1,15 @@
 package doctor
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-lb/sluice/pkg/node"
 )
 
 // mustServe is an API server, which answers with a status and a body, and whose clock is ahead.
@@ -20,6 +23,9 @@ func mustServe(t testing.TB, status int, body string, ahead time.Duration) *http
 			answer = `{"items": [{"spec": {"cidrs": ["127.0.0.0/30", "fd00:96::/112"]}}]}`
 		case "/api/v1/nodes?limit=500":
 			answer = `{"items": [{"metadata": {"name": "node-7"}, "spec": {"podCIDRs": ["fd00:96::/64"]}}]}`
+		case "/api/v1/nodes/node-7":
+			answer = `{"spec": {"podCIDRs": ["fd00:96::/64"]}, "status": {"addresses": [{"type": "Hostname", "address": "node-7"},
+				{"type": "ExternalIP", "address": "203.0.113.7"}, {"type": "InternalIP", "address": "192.168.50.7"}, {"type": "ExternalIP", "address": "2001:db8::7"}]}}`
 		default:
 			t.Errorf("asked is for %s", r.URL)
 		}
@@ -55,7 +61,7 @@ func TestAskAPIServer(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			server := mustServe(t, test.status, test.body, test.ahead)
-			cfg := Config{APIServer: server.URL, Client: server.Client()}
+			cfg := Config{APIServer: server.URL, Client: server.Client(), Model: node.ModelConfig{NodeName: "node-7"}}
 			if test.change != nil {
 				test.change(&cfg)
 			}
@@ -63,6 +69,9 @@ func TestAskAPIServer(t *testing.T) {
 			api, clock, cidrs := checkAPIServer(n)[0], checkClock(n)[0], checkServiceCIDRs(n)[0]
 			if test.status == 200 && test.change == nil && !strings.Contains(cidrs.Seen, "podCIDR fd00:96::/64 of node node-7 overlaps fd00:96::/112") {
 				t.Errorf("ServiceCIDRs: %q", cidrs.Seen)
+			}
+			if ips := fmt.Sprint(n.APIServer.Value.SelfIPs); test.status == 200 && test.change == nil && ips != "[192.168.50.7 2001:db8::7]" {
+				t.Errorf("the Node's primary addresses are %s", ips)
 			}
 			if test.status != 200 && cidrs.State != Warning {
 				t.Errorf("ServiceCIDRs that this client may not list: %s: %s", cidrs.State, cidrs.Seen)

@@ -52,9 +52,14 @@ func (r Recorder) Failure(reason string, err error) error {
 	return err
 }
 
-// Problem records that a part of an object was left out, unless the object is none that an Event can be
-// about. Node is the name of this node.
+// Problem records a new problem, unless its object is none that an Event can be about. Node is the name of
+// this node, of which those are that are its own.
 func (r Recorder) Problem(p lb.Problem, node string) {
+	if p.Effect != lb.LeftOut {
+		r.record(kube.Event{Field: p.Field, Reason: kube.ReasonNotAsConfigured, Action: actionCheck, Note: p.String()})
+
+		return
+	}
 	e := kube.Event{
 		Field: p.Field, Reason: kube.ReasonIgnored, Action: actionRead,
 		Note: p.Field + ": " + p.Message,
@@ -74,6 +79,15 @@ func (r Recorder) Problem(p lb.Problem, node string) {
 		return
 	}
 	r.record(e)
+}
+
+// ProblemEnded records that a problem of this node has ended.
+func (r Recorder) ProblemEnded(p lb.Problem) {
+	what := p.Object
+	if p.Field != "" {
+		what += ": " + p.Field
+	}
+	r.record(kube.Event{Field: p.Field, Reason: kube.ReasonAsConfigured, Action: actionCheck, Normal: true, Note: what + " is as it should be again"})
 }
 
 // Impaired records which Services have become impaired, or are for another reason than before.

@@ -28,6 +28,9 @@ type Server struct {
 	// HardFail makes an address that cannot be listened on an error. If it is not
 	// set, the server keeps trying.
 	HardFail bool
+	// Listening is called with nil when the server listens, and with the error when it cannot, or has ended with one.
+	// It may be nil.
+	Listening func(error)
 	// Listen is [net.Listen], unless it is set.
 	Listen func(network, address string) (net.Listener, error)
 	Log    *slog.Logger
@@ -43,6 +46,9 @@ func (s Server) Run(ctx context.Context) error {
 	if s.Listen == nil {
 		s.Listen = net.Listen
 	}
+	if s.Listening == nil {
+		s.Listening = func(error) {}
+	}
 	if s.retry == 0 {
 		s.retry = listenRetry
 	}
@@ -52,6 +58,7 @@ func (s Server) Run(ctx context.Context) error {
 		listener, err := s.Listen("tcp", s.Address.String())
 		if err == nil {
 			failure = ""
+			s.Listening(nil)
 			s.Log.Info("listening", "server", s.Name, "address", listener.Addr())
 			err = ServeUntil(ctx, NewHTTPServer(s.Handler, new(Connections)), listener)
 		}
@@ -62,6 +69,7 @@ func (s Server) Run(ctx context.Context) error {
 			return fmt.Errorf("%s at %s: %w", s.Name, s.Address, err)
 		case err.Error() != failure:
 			failure = err.Error()
+			s.Listening(err)
 			s.Log.Error("server does not answer; trying again", "server", s.Name, "address", s.Address, "error", err)
 		}
 		select {

@@ -36,7 +36,9 @@ const (
 	ReasonHealthzFailed   = "FailedToStartProxierHealthcheck"
 	ReasonMetricsFailed   = "FailedToStartMetricServer"
 	ReasonCheckFailed     = "FailedToStartServiceHealthcheck"
-	ReasonIgnored         = "FieldIgnored"           // a part of an object is left out
+	ReasonIgnored         = "FieldIgnored"        // a part of an object is left out
+	ReasonNotAsConfigured = "NodeNotAsConfigured" // the configuration names what is not there, or cannot be used
+	ReasonAsConfigured    = "NodeAsConfigured"
 	ReasonAddressTaken    = "AddressTaken"           // another Service has it
 	ReasonNotProgrammed   = "FrontendsNotProgrammed" // writes failed, and are tried again
 	ReasonHooks           = "HooksNotEffective"

@@ -175,19 +175,45 @@ func (r *resolver) limitEndpoints(limit int) {
 	}
 }
 
-// Problem is a part of an object that was left out, and why. The rest of the object is
-// in force.
+// Problem is something that an object or the configuration of this node names, and that is not in
+// force, and why. The rest is in force.
 type Problem struct {
-	Object  string // "Service ns/name", "EndpointSlice ns/name", …
+	Object  string // "Service ns/name", "EndpointSlice ns/name", …, or [Configuration]
 	Field   string // "spec.externalIPs[1]"; empty: all of it
 	Message string
+	// Value is what the field has, empty if the message quotes it. Remedy is a sentence about what to
+	// do, empty if that is to correct the field.
+	Value  string `json:",omitempty"`
+	Remedy string `json:",omitempty"`
+	Effect Effect `json:",omitempty"`
 }
 
+// Configuration is the object of problems with the flags and the configuration file of this node.
+const Configuration = "configuration"
+
+// Effect is what a problem means for this node.
+type Effect string
+
+// The effects.
+const (
+	LeftOut  Effect = ""         // the object alone is concerned: this node does all that it should
+	Degraded Effect = "degraded" // this node does not do all that it should
+	Failing  Effect = "failing"  // so much that connections fail
+)
+
 func (p Problem) String() string {
-	if p.Field == "" {
-		return p.Object + ": " + p.Message
+	text := p.Object
+	if p.Field != "" {
+		text += ": " + p.Field
 	}
-	return fmt.Sprintf("%s: %s: %s", p.Object, p.Field, p.Message)
+	if p.Value != "" {
+		text += " " + p.Value
+	}
+	text += ": " + p.Message
+	if p.Remedy != "" {
+		text += ". " + p.Remedy
+	}
+	return text
 }
 
 // checkService notes the parts of the Service that have no effect, and source ranges that

@@ -128,6 +128,8 @@ var (
 		"Services that the agent knows.")
 	problems = newMetric("problems", gaugeKind,
 		"What had to be left out of Kubernetes objects, because it could not be read or made no sense.")
+	nodeProblems = newMetric("node_problems", gaugeKind,
+		"What of this node is not as it is configured: a name, an address or a device does not exist, or cannot be used. The status of the agent lists it.")
 	impaired = newMetric("services_impaired", gaugeKind,
 		"Services that are not in the maps as they should be: a write has failed and is tried again (failed), or another Service has an address of theirs (taken).", "why")
 	logLost = newMetric("log_lines_lost_total", counterKind,
@@ -178,7 +180,7 @@ var (
 
 // nodeMetrics are the metrics of a [NodeCollector].
 var nodeMetrics = []*metric{
-	buildInfo, synced, knownServices, problems, impaired, logLost, mapEntries, mapCapacity, mapWrites,
+	buildInfo, synced, knownServices, problems, nodeProblems, impaired, logLost, mapEntries, mapCapacity, mapWrites,
 	decisions, effective, hookAttached, devices, deviceProblems,
 	evictions, alarm, alarms, flowsEnded, flowsRepaired, loadsRepaired, masqueradeRetries, stackPorts,
 	suspects, suspicions, passedOver,

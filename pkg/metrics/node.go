@@ -16,6 +16,7 @@ type Node struct {
 	Synced    bool
 	Services  int
 	Problems  int                         // parts of objects that were left out
+	OfNode    int                         // what of this node is not as it is configured
 	Failed    int                         // Services of which a write has failed and is tried again
 	Taken     int                         // Services of which another one owns an address
 	Writes    map[string]reconcile.Writes // by map
@@ -78,6 +79,7 @@ func (c *NodeCollector) Collect(to chan<- prometheus.Metric) {
 	synced.sendBool(to, node.Synced)
 	knownServices.send(to, float64(node.Services))
 	problems.send(to, float64(node.Problems))
+	nodeProblems.send(to, float64(node.OfNode))
 	impaired.send(to, float64(node.Failed), "failed")
 	impaired.send(to, float64(node.Taken), "taken")
 	logLost.send(to, float64(node.LogLost))

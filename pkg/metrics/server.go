@@ -31,8 +31,9 @@ const configzName = "kubeproxy.config.k8s.io"
 type Server struct {
 	// Address is what to listen on. The zero value serves nothing.
 	Address netip.AddrPort
-	// HardFail makes an address that cannot be listened on an error.
-	HardFail bool
+	// HardFail makes an address that cannot be listened on an error. Listening is as in [health.Server].
+	HardFail  bool
+	Listening func(error)
 	// Gatherers are served beside the registry of Kubernetes' packages, which has their
 	// metrics and those of the Go runtime.
 	Gatherers Gatherers
@@ -46,7 +47,7 @@ type Server struct {
 // Run serves until ctx ends.
 func (s Server) Run(ctx context.Context) error {
 	return health.Server{
-		Name: "metrics", Address: s.Address, Handler: s.handler(), HardFail: s.HardFail, Log: s.Log,
+		Name: "metrics", Address: s.Address, Handler: s.handler(), HardFail: s.HardFail, Listening: s.Listening, Log: s.Log,
 	}.Run(ctx)
 }
 

@@ -13,6 +13,9 @@ import (
 
 // ModelConfig configures a [Model].
 type ModelConfig struct {
+	// NodeName is the name of this node's Node object. NodeOptional is set if there need be none.
+	NodeName          string
+	NodeOptional      bool
 	NodePortAddresses lb.NodePortAddresses
 	// HadNodePorts are the addresses on which node ports answered when the agent
 	// started. They keep answering until it is known which address is primary.
@@ -33,6 +36,7 @@ type Model struct {
 	cfg ModelConfig
 
 	exists   bool           // the Node object does
+	existed  bool           // it does, or did
 	ips      []netip.Addr   // its own, at most one a family
 	podCIDRs []netip.Prefix // its own
 	// awaitsObject is set while the Node object may still arrive.
@@ -40,7 +44,7 @@ type Model struct {
 
 	state State // Addresses is nil: not known yet
 
-	addrsChanged, devicesChanged, localCIDRsChanged bool
+	addrsChanged, devicesChanged, localCIDRsChanged, unmetChanged bool
 }
 
 // NewModel returns a model of a node of which nothing is known yet.
@@ -53,9 +57,9 @@ func NewModel(cfg ModelConfig) *Model {
 // Those that it had stay in force if it has none any more: if it is gone, or loses them for a moment,
 // node ports must not open on every address, and its pods must not count as external clients.
 func (m *Model) SetObject(ips []netip.Addr, podCIDRs []netip.Prefix, exists bool) {
-	m.exists = exists
+	m.exists, m.existed = exists, m.existed || exists
 	m.ips = withOtherFamilies(ips, m.ips)
-	m.addrsChanged = true
+	m.addrsChanged, m.unmetChanged = true, true
 	if len(podCIDRs) > 0 && !slices.Equal(podCIDRs, m.podCIDRs) {
 		m.podCIDRs, m.localCIDRsChanged = podCIDRs, true
 	}
@@ -69,10 +73,14 @@ func (m *Model) ObjectReceived() {
 }
 
 // StopWaiting has node ports and ranges of pods follow from what is known of the Node object now.
-func (m *Model) StopWaiting() { m.awaitsObject, m.addrsChanged = false, true }
+func (m *Model) StopWaiting() {
+	m.awaitsObject, m.addrsChanged, m.unmetChanged = false, true, true
+}
 
 // SetState follows the kernel.
-func (m *Model) SetState(state State) { m.state, m.addrsChanged, m.devicesChanged = state, true, true }
+func (m *Model) SetState(state State) {
+	m.state, m.addrsChanged, m.devicesChanged, m.unmetChanged = state, true, true, true
+}
 
 // HasState reports whether the state of the kernel is known.
 func (m *Model) HasState() bool { return m.state.Addresses != nil }

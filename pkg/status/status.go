@@ -68,7 +68,7 @@ type Status struct {
 	// Writes is how often the agent wrote to each map since it started.
 	Writes map[string]uint64 `json:"writes,omitempty"`
 
-	Problems []lb.Problem   `json:"problems"` // parts of objects that were left out
+	Problems []lb.Problem   `json:"problems"` // what is not in force of objects, and of the configuration
 	Errors   []ServiceError `json:"errors"`   // Services that are not as they should be in the maps
 }
 
@@ -142,6 +142,21 @@ func (s Status) Well() bool { return s.Running && s.Synced && len(s.Troubles()) 
 // Troubles returns why Services may not work as they should, beside that no agent runs, or that it waits for
 // the first complete list of Services.
 func (s Status) Troubles() []string {
+	var troubles []string
+	for _, p := range s.OfNode() {
+		troubles = append(troubles, p.String())
+	}
+
+	return append(s.TroublesBeside(), troubles...)
+}
+
+// OfNode returns what of this node is not as it is configured.
+func (s Status) OfNode() []lb.Problem {
+	return slices.DeleteFunc(slices.Clone(s.Problems), func(p lb.Problem) bool { return p.Effect == lb.LeftOut })
+}
+
+// TroublesBeside returns the Troubles beside those of [Status.OfNode].
+func (s Status) TroublesBeside() []string {
 	troubles := append([]string{s.Effective}, s.AttachTroubles()...)
 	troubles = append(troubles, s.Flows.Emergency)
 	for _, e := range s.Errors {

@@ -178,7 +178,7 @@ func TestHealthCheckNodePort(t *testing.T) {
 func TestHealthCheckAddresses(t *testing.T) {
 	s := mustTestbed(t)
 	self := s.Lab.Nodes[0]
-	sluice.MustRestart(t, s.Agent, "--nodeport-addresses=10.77.0.0/16,fd00:50::/64")
+	sluice.MustRestartUnmet(t, s.Agent, "--nodeport-addresses=10.77.0.0/16,fd00:50::/64")
 	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()...)...)
 	port := s.CreateService(t, "web", balancer).Spec.HealthCheckNodePort
 	node := of(s.Node)

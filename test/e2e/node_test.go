@@ -110,7 +110,7 @@ func TestNodeAddresses(t *testing.T) {
 	s.mustServe(t, first4, first6, secondIPv6)
 	// Of no Node, nothing is known at all; until there is one.
 	s.deleteNode(t, s.self)
-	sluice.MustRestart(t, s.Agent)
+	sluice.MustRestartUnmet(t, s.Agent)
 	s.mustServe(t, first4, secondIPv4, first6, secondIPv6)
 	s.CreateNode(t, s.self)
 	s.mustServe(t, first4, first6)

@@ -106,3 +106,16 @@ func MustRead[K comparable, V any](t testing.TB, table maps.Table[K, V]) map[K]V
 
 	return entries
 }
+
+// MustRestartUnmet restarts the agent with these arguments and waits until it is synced, and not well: its configuration
+// names what is not there.
+func MustRestartUnmet(t testing.TB, n *Node, args ...string) {
+	t.Helper()
+	lab.Must(t, n.Stop())
+	n.SetArgs(args...)
+	lab.Must(t, n.Start())
+	lab.Must(t, n.WaitSynced(t.Context()))
+	if status, err := n.Status(); err != nil || len(status.OfNode()) == 0 {
+		t.Errorf("with %q all is as it is configured: %v", args, err)
+	}
+}

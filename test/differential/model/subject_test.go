@@ -88,7 +88,7 @@ func (s *subject) setAddrs(addrs []netip.Addr) {
 	for i, addr := range addrs {
 		addresses = append(addresses, node.Address{Addr: addr, IfIndex: i + 1, IsLoopback: addr.IsLoopback()})
 	}
-	s.agent.SetAddresses(addresses)
+	s.agent.SetState(node.State{Addresses: addresses})
 }
 
 var errInjected = errors.New("injected")
