@@ -65,24 +65,38 @@ func BenchmarkPacket(b *testing.B) {
 // The cost of the first packet of a flow, by the kernel's statistics: each has a client port of its own, so
 // a run cannot be repeated.
 func BenchmarkNewFlow(b *testing.B) {
-	m := mapstest.MustCreate(b, nil)
-	vip, backend := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.1.7:8080")
-	programs := mustLoadDevice(b, m, DeviceConfig{Class: maps.DeviceUplink})
-	mustProgramService(b, mapstest.New(m.Tables), vip, backend)
-	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
-	lab.Must(b, err)
-	defer stats.Close()
-	client := netip.MustParseAddr("192.0.2.9")
-	for i := range 20_000 {
-		frame := mustSegment(b, netip.AddrPortFrom(client, uint16(20_000+i)), vip, layers.TCP{SYN: true})
-		if _, _, err := programs.Ingress.Test(frame); err != nil {
-			b.Fatal(err)
-		}
+	for _, bench := range []struct {
+		name  string
+		proto layers.IPProtocol
+	}{
+		{"TCP", layers.IPProtocolTCP},
+		{"UDP", layers.IPProtocolUDP},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			m := mapstest.MustCreate(b, nil)
+			vip, backend := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.1.7:8080")
+			programs := mustLoadDevice(b, m, DeviceConfig{Class: maps.DeviceUplink})
+			mustProgramService(b, mapstest.New(m.Tables), bench.proto, vip, backend)
+			stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+			lab.Must(b, err)
+			defer stats.Close()
+			client := netip.MustParseAddr("192.0.2.9")
+			for i := range 20_000 {
+				from := netip.AddrPortFrom(client, uint16(20_000+i))
+				frame := mustSegment(b, from, vip, layers.TCP{SYN: true})
+				if bench.proto == layers.IPProtocolUDP {
+					frame = mustDatagram(b, from, vip)
+				}
+				if _, _, err := programs.Ingress.Test(frame); err != nil {
+					b.Fatal(err)
+				}
+			}
+			had, err := programs.Ingress.Stats()
+			lab.Must(b, err)
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64(had.Runtime.Nanoseconds())/float64(had.RunCount), "ns/flow")
+		})
 	}
-	had, err := programs.Ingress.Stats()
-	lab.Must(b, err)
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(float64(had.Runtime.Nanoseconds())/float64(had.RunCount), "ns/flow")
 }
 
 // compare alternates between program and the empty one, and reports the least difference, because
@@ -123,7 +137,7 @@ func mustEmptyProgram(b *testing.B) *ebpf.Program {
 }
 
 // mustProgramService writes a Service with one backend, which is on this node.
-func mustProgramService(t testing.TB, hand *mapstest.Writer, vip, backend netip.AddrPort) {
+func mustProgramService(t testing.TB, hand *mapstest.Writer, proto layers.IPProtocol, vip, backend netip.AddrPort) {
 	t.Helper()
 	port, err := hand.ServicePort()
 	lab.Must(t, err)
@@ -132,7 +146,7 @@ func mustProgramService(t testing.TB, hand *mapstest.Writer, vip, backend netip.
 	pool, err := hand.Pool(maps.Pool{ServicePortId: port}, []uint32{id}, nil)
 	lab.Must(t, err, hand.Mark(maps.AddrOf(vip.Addr()), maps.AddrService, 0))
 	for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-		key := maps.FrontendKeyOf(vip.Addr(), vip.Port(), unix.IPPROTO_TCP, scope)
+		key := maps.FrontendKeyOf(vip.Addr(), vip.Port(), uint8(proto), scope)
 		lab.Must(t, hand.Frontend(key, maps.KindClusterIP, pool))
 	}
 }
@@ -140,7 +154,7 @@ func mustProgramService(t testing.TB, hand *mapstest.Writer, vip, backend netip.
 // mustOpenFlow makes a Service and shakes hands with it through the programs.
 func mustOpenFlow(t testing.TB, m *maps.Pinned, hand *mapstest.Writer, programs *DevicePrograms, client, vip, backend netip.AddrPort) {
 	t.Helper()
-	mustProgramService(t, hand, vip, backend)
+	mustProgramService(t, hand, layers.IPProtocolTCP, vip, backend)
 	before, err := m.FlowCounts()
 	lab.Must(t, err)
 	for _, step := range []struct {
@@ -164,17 +178,34 @@ func mustOpenFlow(t testing.TB, m *maps.Pinned, hand *mapstest.Writer, programs 
 // mustSegment is a TCP segment of 100 bytes in an Ethernet frame.
 func mustSegment(t testing.TB, from, to netip.AddrPort, tcp layers.TCP) []byte {
 	t.Helper()
-	ip := &layers.IPv4{
-		Version: 4, TTL: 64, Protocol: layers.IPProtocolTCP,
-		SrcIP: from.Addr().AsSlice(), DstIP: to.Addr().AsSlice(),
-	}
 	tcp.SrcPort, tcp.DstPort = layers.TCPPort(from.Port()), layers.TCPPort(to.Port())
+	ip := headerOf(from, to, layers.IPProtocolTCP)
 	lab.Must(t, tcp.SetNetworkLayerForChecksum(ip))
+
+	return mustFrame(t, ip, &tcp)
+}
+
+// mustDatagram is a UDP datagram of 88 bytes in an Ethernet frame.
+func mustDatagram(t testing.TB, from, to netip.AddrPort) []byte {
+	t.Helper()
+	udp := layers.UDP{SrcPort: layers.UDPPort(from.Port()), DstPort: layers.UDPPort(to.Port())}
+	ip := headerOf(from, to, layers.IPProtocolUDP)
+	lab.Must(t, udp.SetNetworkLayerForChecksum(ip))
+
+	return mustFrame(t, ip, &udp)
+}
+
+func headerOf(from, to netip.AddrPort, proto layers.IPProtocol) *layers.IPv4 {
+	return &layers.IPv4{Version: 4, TTL: 64, Protocol: proto, SrcIP: from.Addr().AsSlice(), DstIP: to.Addr().AsSlice()}
+}
+
+func mustFrame(t testing.TB, ip *layers.IPv4, transport gopacket.SerializableLayer) []byte {
+	t.Helper()
 	lo := make(net.HardwareAddr, 6) // a test run's device, unless told otherwise
 	frame := gopacket.NewSerializeBuffer()
 	err := gopacket.SerializeLayers(frame, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
 		&layers.Ethernet{SrcMAC: lo, DstMAC: lo, EthernetType: layers.EthernetTypeIPv4},
-		ip, &tcp, gopacket.Payload(make([]byte, 60)))
+		ip, transport, gopacket.Payload(make([]byte, 60)))
 	lab.Must(t, err)
 
 	return frame.Bytes()

@@ -23,6 +23,7 @@ const (
 	deviceMapSlBackendLoad              = "sl_backend_load"
 	deviceMapSlBackends                 = "sl_backends"
 	deviceMapSlBeHandshake              = "sl_be_handshake"
+	deviceMapSlBeginnings               = "sl_beginnings"
 	deviceMapSlCidrCovers               = "sl_cidr_covers"
 	deviceMapSlClaims                   = "sl_claims"
 	deviceMapSlDevices                  = "sl_devices"
@@ -147,6 +148,7 @@ type deviceMapSpecs struct {
 	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlBeHandshake   *ebpf.MapSpec `ebpf:"sl_be_handshake"`
+	SlBeginnings    *ebpf.MapSpec `ebpf:"sl_beginnings"`
 	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
@@ -245,6 +247,7 @@ type deviceMaps struct {
 	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
 	SlBeHandshake   *ebpf.Map `ebpf:"sl_be_handshake"`
+	SlBeginnings    *ebpf.Map `ebpf:"sl_beginnings"`
 	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
@@ -294,6 +297,7 @@ func (m *deviceMaps) Close() error {
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlBeHandshake,
+		m.SlBeginnings,
 		m.SlCidrCovers,
 		m.SlClaims,
 		m.SlDevices,

@@ -32,7 +32,7 @@ func mustMonitored(t testing.TB) monitored {
 	m.programs = mustLoadDevice(t, m.maps, DeviceConfig{Class: maps.DeviceUplink})
 	hand := mapstest.New(m.maps.Tables)
 	lab.Must(t, hand.ServiceCIDR(netip.MustParsePrefix("10.96.0.0/12")))
-	mustProgramService(t, hand, netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.1.7:8080"))
+	mustProgramService(t, hand, layers.IPProtocolTCP, netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.1.7:8080"))
 	vip := netip.MustParseAddrPort("10.96.0.2:80")
 	none, err := hand.ServicePort()
 	lab.Must(t, err)

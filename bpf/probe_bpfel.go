@@ -92,6 +92,7 @@ const (
 	probeMapSlBackendLoad              = "sl_backend_load"
 	probeMapSlBackends                 = "sl_backends"
 	probeMapSlBeHandshake              = "sl_be_handshake"
+	probeMapSlBeginnings               = "sl_beginnings"
 	probeMapSlCidrCovers               = "sl_cidr_covers"
 	probeMapSlClaims                   = "sl_claims"
 	probeMapSlDevices                  = "sl_devices"
@@ -219,6 +220,7 @@ type probeMapSpecs struct {
 	SlBackendLoad   *ebpf.MapSpec `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.MapSpec `ebpf:"sl_backends"`
 	SlBeHandshake   *ebpf.MapSpec `ebpf:"sl_be_handshake"`
+	SlBeginnings    *ebpf.MapSpec `ebpf:"sl_beginnings"`
 	SlCidrCovers    *ebpf.MapSpec `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.MapSpec `ebpf:"sl_claims"`
 	SlDevices       *ebpf.MapSpec `ebpf:"sl_devices"`
@@ -320,6 +322,7 @@ type probeMaps struct {
 	SlBackendLoad   *ebpf.Map `ebpf:"sl_backend_load"`
 	SlBackends      *ebpf.Map `ebpf:"sl_backends"`
 	SlBeHandshake   *ebpf.Map `ebpf:"sl_be_handshake"`
+	SlBeginnings    *ebpf.Map `ebpf:"sl_beginnings"`
 	SlCidrCovers    *ebpf.Map `ebpf:"sl_cidr_covers"`
 	SlClaims        *ebpf.Map `ebpf:"sl_claims"`
 	SlDevices       *ebpf.Map `ebpf:"sl_devices"`
@@ -369,6 +372,7 @@ func (m *probeMaps) Close() error {
 		m.SlBackendLoad,
 		m.SlBackends,
 		m.SlBeHandshake,
+		m.SlBeginnings,
 		m.SlCidrCovers,
 		m.SlClaims,
 		m.SlDevices,

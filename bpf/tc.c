@@ -98,18 +98,46 @@ static __always_inline void mark(struct __sk_buff *ctx)
 		ctx->mark = (ctx->mark & ~config_mark_mask) | config_mark;
 }
 
+/* is_translated reports whether the packet belongs to a flow, and is to be written. */
+static __always_inline bool is_translated(enum reason why)
+{
+	return why == REASON_FLOW || why == REASON_TRANSLATED;
+}
+
+/*
+ * join_flow makes the packet one of the flow that another CPU has just opened for its client. It is global, so that
+ * the verifier walks it once.
+ */
+__noinline int join_flow(struct __sk_buff *ctx)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	bool half_open;
+	struct flow *f;
+
+	f = pkt ? find_flow(pkt, &pkt->ip.key, &half_open) : NULL;
+	if (!f)
+		return REASON_DROP_FLOW_TABLE;
+	f->bytes += pkt->ip.end - pkt->ip.l3;
+	mark(ctx);
+	return turn_or_pass(ctx, pkt, f) ?: REASON_FLOW;
+}
+
 /*
  * begin opens a flow for the first packet of a connection to a Service, or for that of a socket whose
- * backend its Service has left, or does not answer.
+ * backend its Service has left, or does not answer. It replaces the flow that was created at a time, 0: none.
  */
-static __always_inline enum reason begin(struct __sk_buff *ctx, __u32 flags)
+static __always_inline enum reason begin(struct __sk_buff *ctx, struct packet *pkt, __u32 flags,
+					 __u64 replaces)
 {
 	enum reason why = flags & ADDR_LEFT ? find_left(ctx) : REASON_PASS_NO_FRONTEND;
 
 	if (why && why != REASON_PASS_NO_FRONTEND)
 		return why;
+	pkt->replaces = replaces;
 	why = begin_flow(ctx, flags);
-	return why == REASON_PASS_NO_FRONTEND && resteers_sockets() ? resteer(ctx) : why;
+	if (why == REASON_PASS_NO_FRONTEND && resteers_sockets())
+		why = resteer(ctx);
+	return why == REASON_FLOW ? join_flow(ctx) : why;
 }
 
 /*
@@ -126,7 +154,7 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 	if (!f) {
 		if (resteers_own() && pkt->event == EVENT_RESET)
 			hide_from_socket(ctx, HOOK_INGRESS);
-		return begin(ctx, flags);
+		return begin(ctx, pkt, flags, 0);
 	}
 	if (is_stray(f))
 		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : begin_flow(ctx, flags);
@@ -137,16 +165,17 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 			pkt->gone = *f;
 			forget_all(pkt);
 		}
-		return begin(ctx, flags);
+		return begin(ctx, pkt, flags, f->created);
 	}
 	if (config_heal && is_unanswered(pkt, f, half_open)) {
 		give_up(pkt, f);
 		if (config_resteer) {
 			report_bytes(f);
-			if (begin(ctx, flags) == REASON_TRANSLATED) {
+			why = begin(ctx, pkt, flags, f->created);
+			if (why == REASON_TRANSLATED)
 				abandon(pkt);
-				return REASON_TRANSLATED;
-			}
+			if (is_translated(why))
+				return why;
 			pkt->turns = false;
 			goes_as(f, f->role, &pkt->to);
 		}
@@ -193,7 +222,7 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 	why = assign_flow(ctx, pkt, flags);
 	if (why == REASON_PASS_NO_FRONTEND)
 		why = open_beside(ctx);
-	if (why != REASON_FLOW && why != REASON_TRANSLATED)
+	if (!is_translated(why))
 		return why;
 	if (why == REASON_TRANSLATED)
 		mark(ctx);
@@ -231,13 +260,13 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 			why = lead_own(ctx);
 		else if (resteers_own())
 			why = resteer_own(ctx);
-		return why == REASON_TRANSLATED ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
+		return is_translated(why) ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
 	}
 	if (f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN &&
 	    (resteers_own() || f->proto == IPPROTO_UDP)) {
 		why = leave(ctx, pkt, f, half_open);
 		if (why)
-			return why == REASON_TRANSLATED ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
+			return is_translated(why) ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
 	}
 	if (f->state == FLOW_ABANDONED) {
 		why = answer_late(pkt, f);
@@ -307,8 +336,7 @@ int sluice_egress(struct __sk_buff *ctx)
 		return VERDICT_NEXT;
 	why = reverse(ctx, pkt, &net);
 	verdict = finish(ctx, HOOK_EGRESS, why, is_reject(why));
-	return verdict == VERDICT_NEXT && (why == REASON_FLOW || why == REASON_TRANSLATED) &&
-			       is_routed_again(pkt) ?
+	return verdict == VERDICT_NEXT && is_translated(why) && is_routed_again(pkt) ?
 		       route_again(ctx) :
 		       verdict;
 }

@@ -4,6 +4,7 @@
 #define SLUICE_OPEN_H
 
 #include "left.h"
+#include "beginning.h"
 #include "reason.h"
 #include "pick.h"
 #include "reset.h"
@@ -380,7 +381,8 @@ __noinline int why_no_flow(struct __sk_buff *ctx, __u32 flags)
 }
 
 /*
- * begin_flow opens a flow for its first packet, to a backend of pkt->pool if pkt->left is set. It is global, and finds the packet by itself, so
+ * begin_flow opens a flow for its first packet, to a backend of pkt->pool if pkt->left is set. It returns
+ * REASON_FLOW if another CPU has done that: see begin_alone. It is global, and finds the packet by itself, so
  * that the verifier walks it once, and not for each call.
  */
 __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
@@ -401,12 +403,16 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 		return why;
 	if (pkt->pool.flags & POOL_SOURCE_RANGES && !is_in_ranges(&pkt->pool, &pkt->ip.key.src))
 		why = REASON_DROP_SOURCE_RANGE;
-	else if (pkt->ip.key.proto != IPPROTO_UDP && !make_room())
+	else if (pkt->ip.key.proto == IPPROTO_UDP)
+		why = begin_alone(HOOK_INGRESS);
+	else if (!make_room())
 		why = REASON_DROP_FLOW_TABLE; /* refusing it is better than losing it later */
-	else
+	if (!why)
 		why = open_flow(ctx, pkt);
+	if (pkt->ip.key.proto == IPPROTO_UDP)
+		end_beginning();
 	pkt->service_port_id = pkt->pool.service_port_id;
-	if (!pkt->given_up)
+	if (!pkt->given_up && why != REASON_FLOW)
 		count_new(pkt->pool.service_port_id, why);
 	return why;
 }

@@ -169,9 +169,22 @@ static __always_inline enum reason open_own(struct __sk_buff *ctx, struct packet
 	return REASON_TRANSLATED;
 }
 
+/* join_own makes the packet at egress one of the flow that another CPU has just opened for its process. */
+static __always_inline enum reason join_own(struct packet *sent)
+{
+	bool half_open;
+	struct flow *f = find_flow(sent, &sent->ip.key, &half_open);
+
+	if (!f)
+		return REASON_DROP_FLOW_TABLE;
+	f->bytes += sent->ip.end - sent->ip.l3;
+	sent->role = f->role;
+	return REASON_FLOW;
+}
+
 /*
- * lead_own handles a datagram that leaves the node without a flow: it opens one, or returns why the
- * datagram is refused, or REASON_PASS_OTHER_TRAFFIC. It is for egress, and global, so that the verifier
+ * lead_own handles a datagram that leaves the node without a flow: it opens one, or joins that of REASON_FLOW, or
+ * returns why the datagram is refused, or REASON_PASS_OTHER_TRAFFIC. It is for egress, and global, so that the verifier
  * walks it once.
  */
 __noinline int lead_own(struct __sk_buff *ctx)
@@ -192,7 +205,11 @@ __noinline int lead_own(struct __sk_buff *ctx)
 	if (why)
 		return why;
 	sent->service_port_id = pkt->pool.service_port_id;
+	pkt->replaces = 0;
+	if (begin_alone(HOOK_EGRESS))
+		return join_own(sent);
 	why = open_own(ctx, pkt);
+	end_beginning();
 	count_new(sent->service_port_id, why);
 	if (why != REASON_TRANSLATED)
 		return why;

@@ -176,6 +176,8 @@ struct packet {
 	__be16 ended_port; /* the port of that tuple */
 	__u32 pos; /* the offset of the next header */
 	__u32 service_port_id; /* that a new flow is for, or 0 */
+	__u32 client; /* a hash of the tuple of a new flow's client: see beginning.h */
+	__u64 replaces; /* when the flow was created that the packet replaces by a new one; 0: none */
 	bool evicts; /* gone has to be deleted */
 	__u8 role; /* of the entry at egress: enum flow_role */
 	__u8 flags; /* and its flags */

@@ -269,29 +269,13 @@ static __always_inline void begin_resteered(struct packet *pkt, __u8 class)
 	};
 }
 
-/*
- * resteer gives the socket that sends the packet, whose backend does not answer, a flow to another one.
- * It is for ingress, and global, so that the verifier walks it once.
- */
-__noinline int resteer(struct __sk_buff *ctx)
+/* lead_to_other gives the socket that sends the packet, whose state it is, a flow to another backend. */
+static __always_inline enum reason lead_to_other(struct __sk_buff *ctx, struct packet *pkt,
+						 struct sock_state *state)
 {
-	struct packet *pkt = packet_at(HOOK_INGRESS);
-	struct sock_state *state;
-	bool tcp, first;
-	__u32 had;
+	bool tcp = pkt->ip.key.proto == IPPROTO_TCP, first = !pkt->given_up;
+	__u32 had = state->backend_id;
 
-	if (!pkt || pkt->event != EVENT_OPEN || pkt->ip.key.proto == IPPROTO_SCTP)
-		return REASON_PASS_NO_FRONTEND;
-	tcp = pkt->ip.key.proto == IPPROTO_TCP;
-	state = find_leaving(ctx, pkt);
-	if (!state)
-		return REASON_PASS_NO_FRONTEND;
-	if (config_bridge_port && is_beside(ctx, &pkt->ip.key))
-		return REASON_PASS_NO_FRONTEND; /* another backend would not get the frame */
-	if (tcp && !make_room())
-		return REASON_PASS_NO_FRONTEND; /* it would lose the flow later */
-	had = state->backend_id;
-	first = !pkt->given_up;
 	if (tcp && first)
 		pkt->given_up = had;
 	if (!may_leave(pkt, pkt->refused || state->refused) || !pick_instead(pkt))
@@ -310,6 +294,37 @@ __noinline int resteer(struct __sk_buff *ctx)
 	if (tcp && first)
 		put_dialled(pkt, had);
 	return REASON_TRANSLATED;
+}
+
+/*
+ * resteer gives the socket that sends the packet, whose backend does not answer, a flow to another one.
+ * It returns REASON_FLOW if another CPU has done that. It is for ingress, and global, so that the verifier
+ * walks it once.
+ */
+__noinline int resteer(struct __sk_buff *ctx)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	struct sock_state *state;
+	enum reason why;
+	bool udp;
+
+	if (!pkt || pkt->event != EVENT_OPEN || pkt->ip.key.proto == IPPROTO_SCTP)
+		return REASON_PASS_NO_FRONTEND;
+	udp = pkt->ip.key.proto == IPPROTO_UDP;
+	state = find_leaving(ctx, pkt);
+	if (!state)
+		return REASON_PASS_NO_FRONTEND;
+	if (config_bridge_port && is_beside(ctx, &pkt->ip.key))
+		return REASON_PASS_NO_FRONTEND; /* another backend would not get the frame */
+	if (!udp && !make_room())
+		return REASON_PASS_NO_FRONTEND; /* it would lose the flow later */
+	why = udp ? begin_alone(HOOK_INGRESS) : REASON_NEXT;
+	if (why)
+		return why;
+	why = lead_to_other(ctx, pkt, state);
+	if (udp)
+		end_beginning();
+	return why;
 }
 
 /*
