@@ -2,10 +2,15 @@ package lab
 
 import (
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -20,8 +25,8 @@ type End struct {
 	MTU       int            // 0: 1500
 }
 
-// Veth joins two namespaces by a pair of devices, both up. The pair goes with
-// either namespace.
+// Veth joins two namespaces by a pair of devices, both up: they send and receive at
+// once. The pair goes with either namespace.
 func Veth(a, b End) error {
 	pair := &netlink.Veth{
 		LinkAttrs:     netlink.NewLinkAttrs(),
@@ -33,7 +38,39 @@ func Veth(a, b End) error {
 		return fmt.Errorf("veth %s to %s: %w", a.Device, b.Device, err)
 	}
 
-	return errors.Join(a.setUp(), b.setUp())
+	if err := errors.Join(a.setUp(), b.setUp()); err != nil {
+		return err
+	}
+
+	return errors.Join(a.waitUp(), b.waitUp())
+}
+
+// waitUp waits until the kernel has seen that the device has its peer. As a rule that is
+// at once, but if both have the same number, each in its own namespace, it is in the kernel's
+// next round, of which there is one a second. Until then a bridge forwards nothing
+// to its port, and the device has no link-local address from which to ask for neighbours.
+func (e End) waitUp() error {
+	return waitUntil(func() (bool, error) {
+		link, err := e.Namespace.handle.LinkByName(e.Device)
+		if err != nil {
+			return false, fmt.Errorf("device %s in %s: %w", e.Device, e.Namespace.name, err)
+		}
+
+		return link.Attrs().OperState == netlink.OperUp, nil
+	}, "device %s in %s is up", e.Device, e.Namespace.name)
+}
+
+// waitUntil waits for what the kernel does soon, on a busy machine later.
+func waitUntil(done func() (bool, error), format string, args ...any) error {
+	const timeout = 30 * time.Second
+	for deadline := time.Now().Add(timeout); ; time.Sleep(time.Millisecond) {
+		if is, err := done(); is || err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not within %s: "+format, append([]any{timeout}, args...)...)
+		}
+	}
 }
 
 func (e End) setUp() error {
@@ -128,8 +165,30 @@ func (ns *Namespace) AddAddress(device string, address netip.Prefix) error {
 		if err := ns.handle.AddrAdd(link, addr); err != nil {
 			return fmt.Errorf("add address %s: %w", address, err)
 		}
-		return nil
+		if address.Addr().Is4() || link.Attrs().RawFlags&(unix.IFF_LOOPBACK|unix.IFF_NOARP) != 0 {
+			return nil
+		}
+		return waitUntil(func() (bool, error) { return ns.answersFor(link, address.Addr()) }, "neighbours get answers about %s", address)
 	})
+}
+
+// answersFor reports whether a device has joined the group at which neighbours ask for an
+// IPv6 address, its solicited-node address. The kernel joins it after it has added the address.
+func (ns *Namespace) answersFor(link netlink.Link, ip netip.Addr) (is bool, err error) {
+	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
+	address := ip.As16()
+	copy(group[13:], address[13:])
+	err = ns.Do(func() error {
+		joined, err := os.ReadFile("/proc/thread-self/net/igmp6")
+		is = slices.ContainsFunc(strings.Split(string(joined), "\n"), func(line string) bool {
+			words := strings.Fields(line)
+			return len(words) > 2 && words[1] == link.Attrs().Name && words[2] == hex.EncodeToString(group[:])
+		})
+
+		return err
+	})
+
+	return is, err
 }
 
 // RemoveAddress takes an address away.

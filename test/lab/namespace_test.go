@@ -110,6 +110,45 @@ func TestNamespaceHasUsableAddressesAtOnce(t *testing.T) {
 	}
 }
 
+// Behind a bridge, too, whose port has the number that its peer has in the other namespace. What
+// is asked first gets an answer: hosts do not ask again as long as the test waits.
+func TestPortOfABridgeForwardsAtOnce(t *testing.T) {
+	for range 10 {
+		if !t.Failed() {
+			testPortForwards(t)
+		}
+	}
+}
+
+func testPortForwards(t *testing.T) {
+	segment, host, server := MustNamespace(t, "segment"), MustNamespace(t, "host"), MustNamespace(t, "server")
+	Must(t, segment.AddBridge("br0"), host.AddBridge("other"))
+	MustVeth(t,
+		End{Namespace: host, Device: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("198.18.0.1/24"), netip.MustParsePrefix("fd00::1/64")}},
+		End{Namespace: segment, Device: "host", Bridge: "br0"},
+	)
+	MustVeth(t,
+		End{Namespace: server, Device: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("198.18.0.2/24"), netip.MustParsePrefix("fd00::2/64")}},
+		End{Namespace: segment, Device: "server", Bridge: "br0"},
+	)
+	for _, ns := range []*Namespace{host, server} {
+		Must(t, ns.Sysctl("net/ipv4/neigh/eth0/retrans_time_ms", "60000"), ns.Sysctl("net/ipv6/neigh/eth0/retrans_time_ms", "60000"))
+	}
+	port, err := segment.Netlink().LinkByName("host")
+	Must(t, err)
+	if attrs := port.Attrs(); attrs.Index != attrs.ParentIndex {
+		t.Errorf("the numbers are %d and %d, and this test is about equal ones", attrs.Index, attrs.ParentIndex)
+	}
+	MustServe(t, server, "server", "198.18.0.2:80", "[fd00::2]:80")
+	caller := MustCaller(t, host, nil)
+
+	for _, address := range []string{"198.18.0.2:80", "[fd00::2]:80"} {
+		if _, err := caller.Exchange(Exchange{Network: "udp", Address: address, Timeout: 10 * time.Second}); err != nil {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
 func TestNamespaceIsGoneAfterClose(t *testing.T) {
 	ns := MustNamespace(t, "short")
 	Must(t, ns.Close())
