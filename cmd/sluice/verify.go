@@ -58,6 +58,9 @@ type verifyReport struct {
 	Frontends   int      `json:"frontends"`
 	Hooks       int      `json:"hooks"`
 	Differences []string `json:"differences"`
+	// Untried is why it is unknown whether the programs take effect, although no trial has failed;
+	// empty if one was made.
+	Untried string `json:"untried,omitempty"`
 }
 
 func verify(ctx context.Context, where *places) (verifyReport, error) {
@@ -90,11 +93,19 @@ func verify(ctx context.Context, where *places) (verifyReport, error) {
 		return verifyReport{}, err
 	}
 	report.Differences = append(report.Differences, state.AttachTroubles()...)
-	if err := datapath.Verify(ctx, state.CgroupRoot); err != nil {
-		report.Differences = append(report.Differences, err.Error())
-	}
+	report.setTrial(datapath.Verify(ctx, state.CgroupRoot))
 
 	return report, nil
+}
+
+// setTrial adds the outcome of a trial of the hooks. One that was too slow has shown nothing.
+func (r *verifyReport) setTrial(err error) {
+	switch {
+	case errors.Is(err, datapath.ErrSlow):
+		r.Untried = err.Error()
+	case err != nil:
+		r.Differences = append(r.Differences, err.Error())
+	}
 }
 
 // lasting returns the differences that compare finds three times, a second apart: those of a change in
@@ -120,6 +131,9 @@ func lasting[T comparable](compare func() ([]T, error)) ([]T, error) {
 func (r verifyReport) draw(t *table) {
 	for _, d := range r.Differences {
 		t.note("- " + d)
+	}
+	if r.Untried != "" {
+		t.note(r.Untried)
 	}
 	t.note(fmt.Sprintf("%d frontends and %d hooks compared, %d differences", r.Frontends, r.Hooks, len(r.Differences)))
 }

@@ -1,12 +1,41 @@
 package main
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
 )
+
+// A trial of the hooks that was too slow, as on a machine that is too busy, is no difference: none has failed.
+func TestVerifyTrial(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		err         error
+		differences int
+		want        string
+	}{
+		{"well", nil, 0, "1 frontends and 2 hooks compared, 0 differences\n"},
+		{"too slow", datapath.ErrSlow, 0, "hooks could not be tried: the trial takes too long\n1 frontends and 2 hooks compared, 0 differences\n"},
+		{"not to be tried", fmt.Errorf("%w: fork", datapath.ErrNotProbed), 1, "- hooks could not be tried: fork\n1 frontends and 2 hooks compared, 1 differences\n"},
+		{"failed", datapath.ErrNotEffective, 1, "- sockets are not translated\n1 frontends and 2 hooks compared, 1 differences\n"},
+	} {
+		report := verifyReport{Frontends: 1, Hooks: 2}
+		report.setTrial(test.err)
+		var out bytes.Buffer
+		printed := newTable(&out)
+		report.draw(printed)
+		printed.flush()
+		if len(report.Differences) != test.differences || out.String() != test.want {
+			t.Errorf("%s: %d differences, %q; want %d and %q", test.name, len(report.Differences), out.String(), test.differences, test.want)
+		}
+	}
+}
 
 // Of three comparisons, a second apart, only what all of them find is a difference. Without one, there is no
 // further comparison.

@@ -207,6 +207,7 @@ func (f Features) Missing() []string {
 		{f.TCX, "no tcx (Linux 6.6): devices have clsact filters, which others can replace"},
 		{f.Tracing, "no storage of sockets at tracepoints (Linux 5.11): TCP handshakes and retransmissions are not measured, and backends that do not answer are only noticed at devices"},
 		{f.FIBMTU, "no MTUs in bpf_fib_lookup (Linux 5.12): packets to backends on other nodes pass the network stack"},
+		{!f.ConntrackHidden, "no lookups of netfilter's connections (Linux 5.18): packets of no known connection to a Service pass and are not reset, and a masqueraded connection may get the port of one of netfilter's"},
 		{f.FIBSource, "no source addresses from bpf_fib_lookup (Linux 6.7): a route's own preferred source is not used to masquerade"},
 	} {
 		if !feature.has {
