@@ -62,7 +62,7 @@ static __always_inline enum reason may_be_reply(struct __sk_buff *ctx, struct ne
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (port && !may_be_of_flow(net->hash, port) &&
 	    !(resteers_sockets() && peek_refusal(ctx, net)) && !may_be_resteered(ctx, net) &&
-	    !may_be_dialled(ctx, net))
+	    !may_be_dialled(ctx, net) && !may_be_beside(ctx, net, port))
 		return REASON_PASS_OTHER_TRAFFIC;
 	return REASON_NEXT;
 }
@@ -255,15 +255,13 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (!f) {
 		if (resteers_sockets() && pkt->event == EVENT_RESET)
 			hide_from_socket(ctx, HOOK_EGRESS);
-		why = REASON_PASS_OTHER_TRAFFIC;
-		if (pkt->ip.key.proto == IPPROTO_UDP)
-			why = lead_own(ctx);
-		else if (resteers_own())
-			why = resteer_own(ctx);
+		why = begin_own(ctx, pkt);
 		return is_translated(why) ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
 	}
-	if (f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN &&
-	    (resteers_own() || f->proto == IPPROTO_UDP)) {
+	/* Turned around, a client's packet may have the tuple of a process: see open_beside_own. */
+	if (f->role == FLOW_FROM_CLIENT && ctx->ingress_ifindex)
+		return REASON_PASS_OTHER_TRAFFIC;
+	if (f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN) {
 		why = leave(ctx, pkt, f, half_open);
 		if (why)
 			return is_translated(why) ? rewrite(ctx, pkt, &pkt->to) ?: why : why;

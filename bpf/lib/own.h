@@ -220,6 +220,82 @@ __noinline int lead_own(struct __sk_buff *ctx)
 }
 
 /*
+ * Connections and datagrams of the node's own processes from a port with which a client is masqueraded to the
+ * same destination: the masquerade may have the ports that the kernel hands out. To the destination both would
+ * be one, so that of the process gets another port, as netfilter does it.
+ */
+
+/*
+ * may_be_beside is the cheap check of every packet that leaves the node: may it be the first one of a process
+ * of this node from such a port?
+ */
+static __always_inline bool may_be_beside(struct __sk_buff *ctx, const struct network *net,
+					  __be16 port)
+{
+	return ctx->sk && (net->proto == IPPROTO_UDP || peek_syn(ctx, net)) &&
+	       may_be_our_port(port);
+}
+
+/*
+ * open_beside_own handles the first packet of a process of this node that has no flow: it opens one with
+ * another port if a masqueraded flow holds the tuple of its replies, or returns REASON_PASS_OTHER_TRAFFIC. It
+ * is for egress, and global, so that the verifier walks it once.
+ */
+__noinline int open_beside_own(struct __sk_buff *ctx)
+{
+	struct packet *sent = packet_at(HOOK_EGRESS), *pkt = packet_at(HOOK_INGRESS);
+	const struct flow_key *came;
+	bool half_open = false;
+	struct flow *had;
+	int why;
+
+	if (!sent || !pkt || sent->event != EVENT_OPEN || sent->ip.key.proto == IPPROTO_SCTP ||
+	    !may_be_our_port(sent->ip.key.src_port) || !is_own(ctx, &sent->ip.key))
+		return REASON_PASS_OTHER_TRAFFIC;
+	copy_sent(sent, pkt);
+	came = &pkt->ip.key;
+	reversed(came, &pkt->key);
+	pkt->key.hook = HOOK_INGRESS;
+	had = bpf_map_lookup_elem(&sl_flows, &pkt->key);
+	if (!had) {
+		had = half_open_at(&pkt->key);
+		half_open = true;
+	}
+	if (!copy_holder(pkt, had) || pkt->gone.role != FLOW_FROM_BACKEND)
+		return REASON_PASS_OTHER_TRAFFIC;
+	pkt->flow = (struct flow){
+		.client = came->src,
+		.client_port = came->src_port,
+		.original_dst = came->dst,
+		.original_port = came->dst_port,
+		.backend = came->dst,
+		.backend_port = came->dst_port,
+		.proto = came->proto,
+		.service_port_id = pkt->gone.service_port_id,
+		.backend_id = pkt->gone.backend_id,
+		.created = pkt->now,
+		.last_seen = pkt->now,
+		.flags = FLOW_OF_NODE | FLOW_RESTEERED,
+	};
+	if (hold_on_tuple(pkt, &pkt->gone, half_open) == HOLD_NONE) {
+		report_bytes(&pkt->gone);
+		forget_all(pkt);
+		return REASON_PASS_OTHER_TRAFFIC;
+	}
+	why = reserve_port(ctx, FLOW_TO_CLIENT);
+	evict(pkt);
+	if (!why)
+		why = put_entries(pkt);
+	if (why) {
+		release(HOOK_INGRESS, FLOW_TO_CLIENT);
+		return REASON_PASS_OTHER_TRAFFIC;
+	}
+	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &sent->to);
+	sent->role = FLOW_FROM_CLIENT;
+	return REASON_TRANSLATED;
+}
+
+/*
  * find_entrance finds the device by which the stack expects an answer to a process of this node, because
  * the route to what the process has dialled leads there: a strict reverse path filter (rp_filter) drops it
  * elsewhere. It sets pkt->enters if that is another device than the one at hand. It is for ingress, and

@@ -393,6 +393,21 @@ __noinline int resteer_own(struct __sk_buff *ctx)
 }
 
 /*
+ * begin_own handles the first packet of a process of this node without a flow: it opens one, or returns why the
+ * packet is refused, or REASON_PASS_OTHER_TRAFFIC.
+ */
+static __always_inline enum reason begin_own(struct __sk_buff *ctx, const struct packet *pkt)
+{
+	enum reason why = REASON_PASS_OTHER_TRAFFIC;
+
+	if (pkt->ip.key.proto == IPPROTO_UDP)
+		why = lead_own(ctx);
+	else if (resteers_own())
+		why = resteer_own(ctx);
+	return why == REASON_PASS_OTHER_TRAFFIC ? open_beside_own(ctx) : why;
+}
+
+/*
  * leave handles the first packet of a connection, or a datagram, that leaves the node, by a process with the
  * flow f: the flow is forgotten, and the outcome is that of a packet without one; or a SYN is re-steered
  * again, REASON_TRANSLATED; or neither, REASON_NEXT.
@@ -405,7 +420,7 @@ static __always_inline enum reason leave(struct __sk_buff *ctx, struct packet *p
 	if (starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
 		pkt->gone = *f;
 		forget_all(pkt);
-		return udp ? lead_own(ctx) : REASON_PASS_OTHER_TRAFFIC;
+		return begin_own(ctx, pkt);
 	}
 	if (udp || !resteers_own() || !is_unanswered(pkt, f, half_open))
 		return REASON_NEXT;

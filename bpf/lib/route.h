@@ -339,8 +339,7 @@ __noinline int bypass_node(struct __sk_buff *ctx)
 static __always_inline bool is_routed_again(const struct packet *pkt)
 {
 	if (pkt->role == FLOW_FROM_CLIENT)
-		return pkt->to.src_port != pkt->ip.key.src_port ||
-		       pkt->to.dst_port != pkt->ip.key.dst_port ||
+		return pkt->to.dst_port != pkt->ip.key.dst_port ||
 		       !addr_equal(&pkt->to.dst, &pkt->ip.key.dst);
 	return pkt->role == FLOW_TO_CLIENT && pkt->flags & FLOW_RETURNS;
 }

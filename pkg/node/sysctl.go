@@ -233,8 +233,8 @@ func (p MasqueradePorts) Problem() (problem, remedy string) {
 		return "connections are masqueraded with ports that are reserved, because too few others are left",
 			"Narrow net.ipv4.ip_local_port_range to its default, 32768-60999, or reserve fewer ports in net.ipv4.ip_local_reserved_ports."
 	case p.Ephemeral:
-		return "connections are masqueraded with ports that sockets of the node get as well, because too few others are left: a connection of " +
-				"the node to a backend fails if a masqueraded one has its port",
+		return "connections are masqueraded with ports that sockets of the node get as well, because too few others are left: an answer " +
+				"that a UDP socket of the node awaits without being connected may be taken for that to a masqueraded client",
 			"Narrow net.ipv4.ip_local_port_range to its default, 32768-60999."
 	default:
 		return "", ""

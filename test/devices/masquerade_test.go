@@ -142,6 +142,67 @@ func TestManyMasqueradedWithEachSetting(t *testing.T) {
 	}
 }
 
+// TestProcessWithThePortOfAMasquerade has a process of a node send from a port with which a client is masqueraded to the
+// same backend, as the kernel hands out such ports where it has few others. The backend sees another port of it,
+// and both get their own answers.
+//
+//	client ══ node port ══ node-1:P ══ pod-2-0
+//	          process of node-1:P ════ pod-2-0
+func TestProcessWithThePortOfAMasquerade(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		setting
+	}{
+		{"turned around", setting{Config: lab.Config{OverlayMTU: 1450}}},
+		{"by way of the stack", setting{filter: looseCNI, agent: []string{"--heal=off"}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			w := mustWorld(t, test.setting)
+			c := casesOf(w)
+			w.start(t, c.remote)
+			node, backend := w.Nodes[0], c.remote.backends[0]
+			client, process := w.outside(t), lab.MustCaller(t, node.Namespace, w.cgroups[0])
+			for _, f := range families {
+				for _, network := range networks {
+					for name, address := range map[string]string{
+						"the backend":    netip.AddrPortFrom(backend.ips[f], podPort).String(),
+						"the cluster IP": c.remote.at(clusterIP, f, node),
+					} {
+						kept := mustConnect(t, client, network+[]string{"4", "6"}[f], c.remote.at(nodePort, f, node))
+						masqueraded := mustAsk(t, kept).Client
+						for range map[string]int{"tcp": 1, "udp": 2}[network] { // that of TCP is in TIME_WAIT then
+							answer, err := answerTo(process, lab.Exchange{
+								Network: network, Address: address, From: masqueraded.String(), Timeout: dialTimeout,
+							})
+							if err != nil || answer.Name != backend.name || answer.Client.Addr() != masqueraded.Addr() || answer.Client == masqueraded {
+								t.Errorf("%s of %s from %s: %+v, %v", network, name, masqueraded, answer, err)
+							}
+							if after := mustAsk(t, kept); after.Name != backend.name || after.Client != masqueraded {
+								t.Errorf("%s: the client gets %+v, and got %s as %s before", network, after, backend.name, masqueraded)
+							}
+						}
+						lab.Must(t, kept.Close())
+					}
+				}
+			}
+		})
+	}
+}
+
+// mustAsk asks on a connected socket.
+func mustAsk(t *testing.T, socket *lab.Socket) lab.Answer {
+	t.Helper()
+	lab.Must(t, socket.Send("who\n"))
+	text, _, err := socket.Recv()
+	lab.Must(t, err)
+	answer, err := lab.ParseAnswer(text)
+	lab.Must(t, err)
+
+	return answer
+}
+
 // TestMasqueradeByRoutes has clients whose answers would miss node-1 although the devices and the objects look as if they
 // did not: a machine for which a pod forwards, to which node-2 has no route, and a client outside, of an endpoint whose
 // nodeName is node-1 and whose address is on node-2.
