@@ -6,6 +6,7 @@
 #include <linux/errno.h>
 #include <linux/in.h>
 
+#include "lib/answer.h"
 #include "lib/opt_out.h"
 #include "lib/reason.h"
 #include "lib/sock_report.h"
@@ -110,8 +111,8 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	struct frontend_key original_dst = frontend_key_of(ctx, v6);
 	const struct backend *be = NULL;
 	struct pool pool = {};
+	enum reason why, answer;
 	__u64 now, netns;
-	enum reason why;
 	__u32 client;
 	bool answered, joins;
 
@@ -124,6 +125,9 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 		return why;
 	if (is_left_alone(ctx, v6, &original_dst, &pool))
 		return REASON_PASS_DISABLED;
+	answer = why_answers(ctx, v6);
+	if (answer)
+		return answer;
 
 	now = bpf_ktime_get_ns();
 	netns = bpf_get_netns_cookie(ctx);
@@ -268,8 +272,8 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 {
 	struct frontend_key original_dst = frontend_key_of(ctx, v6);
 	const struct backend *be;
+	enum reason why, answer;
 	struct pool pool = {};
-	enum reason why;
 
 	why = translates_sends(ctx);
 	if (why)
@@ -286,6 +290,9 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 	}
 	if (is_left_alone(ctx, v6, &original_dst, &pool))
 		return REASON_PASS_DISABLED;
+	answer = v6 ? why_awaited_send_v6(ctx) : why_awaited_send_v4(ctx);
+	if (answer)
+		return answer;
 
 	if (!why)
 		why = pick_pair(ctx, v6, &pool, &original_dst, &be);
@@ -312,6 +319,8 @@ static __always_inline int sends(struct bpf_sock_addr *ctx, bool v6)
 		return 1;
 
 	why = resolve_send(ctx, v6);
+	if (why == REASON_PASS_NO_FRONTEND)
+		v6 ? note_question_v6(ctx) : note_question_v4(ctx);
 	own = why == REASON_PASS_NO_FRONTEND ? dials_of(ctx) : NULL;
 	if (own) {
 		answer_directly(own, &to, hook_port(ctx));

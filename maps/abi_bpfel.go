@@ -672,7 +672,8 @@ type abiUdpPinKey struct {
 	Addr     abiAddr
 	Port     uint16
 	Way      uint16
-	Reserved uint32
+	AsksFrom uint16
+	Reserved uint16
 }
 
 type abiUdpPinWay uint32
@@ -680,6 +681,7 @@ type abiUdpPinWay uint32
 const (
 	abiUdpPinWayUDP_PIN_SEND    abiUdpPinWay = 1
 	abiUdpPinWayUDP_PIN_RECEIVE abiUdpPinWay = 2
+	abiUdpPinWayUDP_PIN_ASKED   abiUdpPinWay = 3
 )
 
 // Names of all BPF objects in the ELF.

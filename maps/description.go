@@ -77,7 +77,7 @@ var descriptions = []description{
 	{name: NameClaims, state: true, content: "the same, of clients with unconfirmed flows", writers: "datapath"},
 	{name: NameSockState, state: true, content: "connected socket → its original destination and its backend (deleted with the socket)", writers: "datapath"},
 	{name: NameUDPDials, state: true, content: "unconnected socket → the same, for up to four destinations (deleted with the socket)", writers: "datapath"},
-	{name: NameUDPPins, state: true, content: "socket, address, way → the other address, for more destinations", writers: "datapath"},
+	{name: NameUDPPins, state: true, content: "socket, address, way → the other address, for more destinations; servers of the node that are asked from a Service's port", writers: "datapath"},
 	{name: NameFlows, state: true, content: "tuple of a packet as it arrives at a hook → the whole flow: client, original destination, backend, masquerade", writers: "datapath; the agent deletes"},
 	{name: NameHalfOpen, state: true, content: "the same, for unconfirmed connections, and those without room in `flows`", writers: "datapath; the agent deletes"},
 	{name: NameUnanswered, state: true, content: "the same, for unanswered datagrams, and those without room", writers: "datapath; the agent deletes"},

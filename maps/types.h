@@ -514,14 +514,17 @@ struct udp_dials {
 enum udp_pin_way {
 	UDP_PIN_SEND = 1, /* key: the frontend; value: its backend */
 	UDP_PIN_RECEIVE = 2, /* key: the backend; value: the frontend */
+	/* key: a server that a socket of the node asks; value: the source, a Service's port */
+	UDP_PIN_ASKED = 3,
 };
 
 struct udp_pin_key {
-	__u64 cookie; /* of the socket */
+	__u64 cookie; /* of the socket, but for UDP_PIN_ASKED */
 	struct addr addr;
 	__be16 port;
 	__u16 way; /* enum udp_pin_way */
-	__u32 reserved;
+	__be16 asks_from; /* the port of a UDP_PIN_ASKED */
+	__u16 reserved;
 };
 
 _Static_assert(sizeof(struct udp_pin_key) == 32, "udp_pin_key is hashed: no hidden padding");

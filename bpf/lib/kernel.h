@@ -137,7 +137,7 @@ struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
 	int sk_err;
-	__u8 sk_kern_sock : 1;
+	__u8 sk_kern_sock : 1, sk_userlocks : 4;
 	struct socket *sk_socket;
 	struct sock_cgroup_data sk_cgrp_data;
 };

@@ -79,6 +79,18 @@ pick_for_destination(struct udp_dials *own, const struct pool *pool,
 	return id ? pick_id(pool, id) : NULL;
 }
 
+/* has_dial reports whether a socket has a flow to original_dst. */
+static __always_inline bool has_dial(const struct udp_dials *own,
+				     const struct frontend_key *original_dst, __u64 now)
+{
+	int i;
+
+	for (i = 0; i < UDP_DIALS; i++)
+		if (is_live(&own->dials[i], now) && has_original_dst(&own->dials[i], original_dst))
+			return true;
+	return false;
+}
+
 /* answers_another reports whether the backend answers this socket for another destination. */
 static __always_inline bool answers_another(const struct udp_dials *own,
 					    const struct frontend_key *original_dst,
