@@ -33,8 +33,8 @@ func newExplain(where *places) *cobra.Command {
 			return out.print(cmd.OutOrStdout(), explanation, func(t *table) { drawExplanation(t, explanation) })
 		},
 	}
-	cmd.Flags().StringVar(&from, "from", "", "the client: a Pod of this node, [NAMESPACE/]NAME or UID, or an address (default: a process of this node)")
-	cmd.Flags().StringVar(&to, "to", "", "the destination: ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], with /udp or /sctp for other protocols than TCP")
+	cmd.Flags().StringVar(&from, "from", "", "the client: a Pod of this node, [NAMESPACE/]NAME or UID, or an address, also with a port (default: a process of this node)")
+	cmd.Flags().StringVar(&to, "to", "", "the destination: ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], with /udp or /sctp for other protocols than TCP; a Service may also be svc/NAME, or a name of DNS, as web.shop.svc")
 	cmd.Flags().StringVar(&device, "device", "", "the client's packets arrive by this device, and no socket program has seen them (default: as --from suggests)")
 	addPodLogs(cmd, &podLogs)
 	if err := cmd.MarkFlagRequired("to"); err != nil {
@@ -77,6 +77,9 @@ func drawExplanation(t *table, e explain.Explanation) {
 	}
 	for _, text := range e.Beyond {
 		t.note(fmt.Sprintf("%-11s%s", "beyond", text))
+	}
+	if len(e.NotLooked) > 0 {
+		t.note("not looked at: " + strings.Join(e.NotLooked, "; "))
 	}
 	for _, text := range e.Missing {
 		t.note(fmt.Sprintf("%-11s%s", "missing", text))

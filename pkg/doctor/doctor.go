@@ -75,6 +75,7 @@ var checks = []check{
 	{"connection-marks", checkConnectionMarks, func(n Node) error { return cmp.Or(n.Netfilter.Err, n.MarkRules.Err) }},
 	{"ipsec", checkIPsec, func(n Node) error { return n.IPsecPolicies.Err }},
 	{"ip-forward", checkIPForward, func(n Node) error { return n.IPForward.Err }},
+	{"forward-firewall", checkForwardFirewall, func(n Node) error { return n.Netfilter.Err }},
 	{"rp-filter", checkRPFilter, func(n Node) error { return n.Devices.Err }},
 	{"ports", checkPorts, func(n Node) error { return cmp.Or(n.Ephemeral.Err, n.Masquerade.Err) }},
 	{"mtu", checkMTU, func(n Node) error { return n.Devices.Err }},

@@ -262,6 +262,17 @@ var patients = []struct {
 	{"ipsec", "with policies", func(n *Node) { n.IPsecPolicies.Value = 4 }},
 	{"ipsec", "with policies, through the stack", func(n *Node) { n.IPsecPolicies.Value, n.Config.ThroughStack = 4, true }},
 	{"ip-forward", "off", func(n *Node) { n.IPForward.Value.V4 = false }},
+	{"ip-forward", "off for devices", func(n *Node) {
+		for i := range n.Devices.Value {
+			n.Devices.Value[i].NotForwarding = i == 0 || i == 1
+		}
+	}},
+	{"forward-firewall", "with a policy", func(n *Node) {
+		at := node.NetfilterChain{Table: "nftables ip filter", Name: "FORWARD"}
+		n.Netfilter = Fact[node.Netfilter]{Value: node.Netfilter{Drops: []node.NetfilterRule{
+			{NetfilterChain: at, Does: "by its policy drops"}, {NetfilterChain: at, Match: nodePort, Does: "drops"},
+		}}}
+	}},
 	{"ip-forward", "off for IPv6", func(n *Node) { n.Addresses = append(n.Addresses, netip.MustParseAddr("fd00:50::1")) }},
 	{"rp-filter", "strict on the only uplink", func(n *Node) { n.Devices.Value[1].RPFilter = 1 }},
 	{"rp-filter", "strict on one of two", func(n *Node) {
@@ -414,7 +425,7 @@ func TestUnseen(t *testing.T) {
 		{"device-hooks cilium calico", func(n *Node) { n.DevicePrograms.Err = lost }},
 		{"device-hooks ipvs rp-filter mtu", func(n *Node) { n.Devices.Err = lost }},
 		{"kube-proxy", func(n *Node) { n.Processes.Err = lost }},
-		{"kube-proxy node-port-firewall connection-marks", func(n *Node) { n.Netfilter.Err = lost }},
+		{"kube-proxy node-port-firewall connection-marks forward-firewall", func(n *Node) { n.Netfilter.Err = lost }},
 		{"ipvs", func(n *Node) { n.IPVS.Err = lost }},
 		{"connection-marks", func(n *Node) { n.MarkRules.Err = lost }},
 		{"ipsec", func(n *Node) { n.IPsecPolicies.Err = lost }},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
@@ -15,6 +16,8 @@ type Device struct {
 	MTU int
 	// RPFilter is the reverse path filter that is in force: 0 off, 1 strict, 2 loose.
 	RPFilter int
+	// NotForwarding is set if the kernel forwards no packet of IPv4 that arrives there.
+	NotForwarding bool
 }
 
 // uplinks returns the devices that lead to other hosts, without tunnels and virtual ones.
@@ -71,7 +74,35 @@ func checkIPForward(n Node) []Finding {
 			"Set net.ipv6.conf.all.forwarding=1 if the cluster has IPv6, now and below /etc/sysctl.d.")
 	}
 
+	var off []string
+	for _, d := range n.Devices.Value {
+		// The network stack gets the packets of a bridge's port by the bridge.
+		if d.NotForwarding && (d.Kind == "bridge" || d.Class != node.ClassNone && d.Bridge == 0) {
+			off = append(off, "net.ipv4.conf."+d.Name+".forwarding")
+		}
+	}
+	if len(off) > 0 {
+		return problem(fmt.Sprintf("%s is 0: what arrives there is not forwarded to pods", strings.Join(off, ", ")),
+			"Set it to 1, now and below /etc/sysctl.d, where it comes after net.ipv4.ip_forward, which sets it for all devices.")
+	}
+
 	return ok("packets are forwarded")
+}
+
+// checkForwardFirewall finds firewalls that drop every forwarded packet unless a rule accepts it.
+func checkForwardFirewall(n Node) []Finding {
+	var drops []string
+	for _, rule := range n.Netfilter.Value.Drops {
+		if rule.Ports == nil && !rule.Destination.IsValid() && strings.HasPrefix(rule.Does, "by its policy") {
+			drops = append(drops, rule.String())
+		}
+	}
+	if len(drops) == 0 {
+		return ok("no firewall drops what is forwarded by its policy")
+	}
+
+	return warning("a firewall drops what is forwarded, unless its rules accept it: "+strings.Join(drops, ", "),
+		"Have its rules accept packets from and to pods, as those of kube-proxy do; sluice explain names it where it may drop a connection.")
 }
 
 func checkRPFilter(n Node) []Finding {

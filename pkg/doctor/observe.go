@@ -378,7 +378,11 @@ func readDevices(decisions []node.Decision) ([]Device, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // it has just gone
 			return nil, err
 		}
-		devices = append(devices, Device{d, mtus[d.Index], max(all, filter)})
+		forwards, err := node.ReadNumber("/proc/sys/net/ipv4/conf/" + d.Name + "/forwarding")
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		devices = append(devices, Device{d, mtus[d.Index], max(all, filter), err == nil && forwards == 0})
 	}
 
 	return devices, nil

@@ -14,8 +14,9 @@ import (
 // maxWays is the number of endpoints to which ways are looked up.
 const maxWays = 64
 
-// lookBeyond sets the ways to the endpoints that the connection may get, and adds what may stop it
-// there: no route, a neighbour that does not answer, a firewall, the filter of reverse paths.
+// lookBeyond sets the ways to the endpoints that the connection may get, and adds what stops it or may stop it there:
+// no route, a device that leads elsewhere or is down, a neighbour that does not answer, forwarding that is off, a firewall,
+// the filter of reverse paths.
 func (i *inquiry) lookBeyond() error {
 	if i.outcome() != Translated {
 		return nil
@@ -23,15 +24,19 @@ func (i *inquiry) lookBeyond() error {
 	if err := i.checkReversePath(); err != nil {
 		return err
 	}
-	var drops []node.NetfilterRule
-	if !i.isHost {
-		netfilter, err := node.ReadNetfilter()
-		if err != nil {
-			i.missing("whether a firewall drops packets to the endpoints: %v", err)
-		}
-		drops = netfilter.Drops
+	if !i.atDevice && i.client.Mesh != "" {
+		i.Beyond = append(i.Beyond, fmt.Sprintf("a mesh redirects what the pod sends (%s), and its proxy gets the endpoint's address instead of the Service's: "+
+			"opt the pod out of translation at sockets", i.client.Mesh))
 	}
-	looked := 0
+	netfilter, err := node.ReadNetfilter()
+	if err != nil {
+		i.missing("whether a firewall of this node drops packets to the endpoints: %v", err)
+	}
+	leadsOut, err := devicesThatLeadOut()
+	if err != nil {
+		i.missing("whether the routes to the endpoints leave by the right devices: %v", err)
+	}
+	looked, stopped := 0, 0
 	for n := range i.Endpoints {
 		e := &i.Endpoints[n]
 		if e.Odds == 0 || e.Reason != "" {
@@ -42,38 +47,111 @@ func (i *inquiry) lookBeyond() error {
 
 			break
 		}
-		way, err := node.WayTo(e.Address.Addr())
-		if err != nil {
-			i.Beyond = append(i.Beyond, fmt.Sprintf("%s cannot be reached: %v", e.Address, err))
-
-			continue
-		}
-		if way.Local {
-			e.Way = "this node itself"
-
-			continue
-		}
 		turned := e.Way != ""
-		e.Way = strings.TrimPrefix(e.Way+", "+textOf(way), ", ")
-		if e.Client == "" && i.isHost && !i.question.From.IsValid() {
-			e.Client = way.Source.String()
-		} else if e.Client == "" {
-			e.Client = i.question.From.String()
+		way, why := i.findWay(e, leadsOut)
+		drops := netfilter.Drops
+		switch {
+		case way.Local:
+			drops = netfilter.InputDrops
+		case i.isHost:
+			drops = netfilter.OutputDrops
+		case why == "":
+			why = i.forwardingOff(e.Address.Addr().Is6())
 		}
-		if way.Neighbour == "failed" || way.Neighbour == "incomplete" {
-			i.Beyond = append(i.Beyond, fmt.Sprintf("%s may be unreachable: the next hop does not answer (neighbour %s on %s)", e.Address, way.Neighbour, way.Device))
+		if why != "" {
+			stopped++
+			i.beyond(why)
 		}
 		for _, rule := range drops {
-			if turned || !isOfFamily(rule, e.Address.Addr()) || !rule.Concerns(e.Address) {
-				continue
-			}
-			if text := "a firewall may drop it: " + rule.String(); !slices.Contains(i.Beyond, text) {
-				i.Beyond = append(i.Beyond, text)
+			if (!turned || way.Local) && isOfFamily(rule, e.Address.Addr()) && rule.Concerns(e.Address) {
+				i.beyond("a firewall may drop it: " + rule.String())
 			}
 		}
 	}
+	if looked == 0 {
+		return nil
+	}
+	i.stopped = stopped == looked
+	i.notLooked("whether the endpoint answers")
+	i.notLooked("what networks, NetworkPolicies and firewalls drop at the endpoint, its node, and between")
 
 	return nil
+}
+
+// beyond adds what stops the connection, or may stop it, once.
+func (i *inquiry) beyond(text string) {
+	if !slices.Contains(i.Beyond, text) {
+		i.Beyond = append(i.Beyond, text)
+	}
+}
+
+// findWay sets the way to an endpoint and what it sees as the client. It returns why packets do not get there, empty if
+// nothing shows that.
+func (i *inquiry) findWay(e *Endpoint, leadsOut map[string]bool) (way node.Way, why string) {
+	way, err := node.WayTo(e.Address.Addr())
+	if err != nil {
+		return way, fmt.Sprintf("%s cannot be reached: %v", e.Address, err)
+	}
+	if way.Local {
+		e.Way = "this node itself"
+
+		return way, ""
+	}
+	e.Way = strings.TrimPrefix(e.Way+", "+textOf(way), ", ")
+	if e.Client == "" && i.isHost && !i.question.From.IsValid() {
+		e.Client = way.Source.String()
+	} else if e.Client == "" {
+		e.Client = i.question.From.String()
+	}
+	out, known := leadsOut[way.Device]
+	switch {
+	case way.Neighbour == "failed" || way.Neighbour == "incomplete":
+		return way, fmt.Sprintf("%s cannot be reached: the next hop does not answer (neighbour %s on %s)", e.Address, way.Neighbour, way.Device)
+	case known && e.Local && out:
+		return way, fmt.Sprintf("%s is an endpoint on this node, and the route to it leaves by %s: the device of its pod is missing or down", e.Address, way.Device)
+	case known && !e.Local && e.Node != "" && !out:
+		i.beyond(fmt.Sprintf("%s is an endpoint on node %s, and the route to it leads to pods of this node by %s", e.Address, e.Node, way.Device))
+	case e.Local:
+		if at, err := node.ArrivalOf(e.Address.Addr()); err != nil {
+			i.beyond(fmt.Sprintf("the pod of %s is not seen: %v", e.Address, err))
+		} else if at.Down {
+			return way, fmt.Sprintf("%s cannot be reached: %s, which leads to its pod, is down", e.Address, at.Name)
+		}
+	}
+	if way.Neighbour == "none" || way.Neighbour == "stale" {
+		i.notLooked("whether the next hop answers, where its neighbour is none or stale")
+	}
+
+	return way, ""
+}
+
+// forwardingOff returns why the kernel does not forward the client's packets, or "".
+func (i *inquiry) forwardingOff(v6 bool) string {
+	sysctl, err := node.ForwardingOff(i.arrival.Stack, v6)
+	switch {
+	case err != nil:
+		i.missing("whether packets are forwarded: %v", err)
+	case sysctl != "":
+		return fmt.Sprintf("%s is 0: what arrives by %s is not forwarded", sysctl, i.arrival.Stack)
+	}
+
+	return ""
+}
+
+// devicesThatLeadOut reports of each device whether it leads to other hosts, and not to pods of this node.
+func devicesThatLeadOut() (map[string]bool, error) {
+	state, err := node.Read()
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]bool)
+	for _, d := range node.Decide(state.Devices, node.Rules{}) {
+		if d.LeadsOut || d.Class == node.ClassPods || d.Kind == "bridge" {
+			out[d.Name] = d.LeadsOut
+		}
+	}
+
+	return out, nil
 }
 
 // checkReversePath adds that the packets of a client are dropped when they arrive, because this node
@@ -89,7 +167,7 @@ func (i *inquiry) checkReversePath() error {
 
 		return nil
 	}
-	if back.Device != i.arrival.Name && !i.isPod() {
+	if back.Device != i.arrival.Name && !i.isPod {
 		i.Beyond = append(i.Beyond, fmt.Sprintf("rp_filter of %s is strict and drops the client's packets: the route to the client leaves by %s", i.arrival.Name, back.Device))
 	}
 
@@ -131,12 +209,15 @@ func (i *inquiry) conclude() {
 		detail = fmt.Sprintf("%s is in a ServiceCIDR, but no Service has it", i.To.Addr())
 	case reason == maps.ReasonDropSourceRange:
 		detail = "the client is not in the loadBalancerSourceRanges of Service " + i.Service
-	case i.unwatched:
+	case i.unwatched && i.atDevice:
 		detail = fmt.Sprintf("no program of Sluice is attached to %s", i.arrival.Name)
+		if i.leftAlone != "" {
+			detail += ", and sockets are left alone: " + i.leftAlone
+		}
 	case i.answer.NodesOwn:
 		detail = fmt.Sprintf("%s is an address of this node, and a socket answers there", i.To)
 	case reason == maps.ReasonPassNoFrontend:
-		detail = fmt.Sprintf("%s/%s is no address of a Service", i.To, i.Protocol)
+		detail = i.whyNoFrontend
 	default:
 		_, detail, _ = strings.Cut(reason.String(), ": ")
 	}
@@ -146,7 +227,10 @@ func (i *inquiry) conclude() {
 	}
 	i.Answer = string(i.Outcome) + separator + detail
 	if len(i.Beyond) > 0 {
-		i.Answer += "; something beyond Sluice may stop it"
+		i.Answer += ", but " + i.Beyond[0]
+	}
+	if more := len(i.Beyond) - 1; more > 0 {
+		i.Answer += fmt.Sprintf(" (and %d more, below)", more)
 	}
 	i.Gets = i.gets()
 }
@@ -207,8 +291,14 @@ func (i *inquiry) whyNone() string {
 // gets returns what the client sees.
 func (i *inquiry) gets() string {
 	switch {
+	case i.stopped && i.isHost:
+		return "an error, at once or after some seconds: nothing gets to an endpoint"
+	case i.stopped:
+		return "nothing, until it times out: nothing gets to an endpoint"
+	case i.Outcome == Translated && len(i.Beyond) > 0:
+		return "what the endpoint answers, unless that stops it"
 	case i.Outcome == Translated:
-		return "what the endpoint answers"
+		return "what the endpoint answers, as far as this node shows"
 	case i.Outcome == Passed:
 		return "what it would get without Sluice"
 	case i.Outcome == Refused && i.Protocol == lb.UDP && !i.atDevice:

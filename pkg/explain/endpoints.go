@@ -66,7 +66,7 @@ func (i *inquiry) listEndpoints(ctx context.Context) error {
 		at := slices.IndexFunc(i.Endpoints, func(known Endpoint) bool { return known.Address == e.Address })
 		switch {
 		case at >= 0:
-			i.Endpoints[at].Node, i.Endpoints[at].Zone = e.Node, e.Zone
+			i.Endpoints[at].Node, i.Endpoints[at].Zone, i.Endpoints[at].Local = e.Node, e.Zone, e.Local
 		case e.Eligible: // it has just become so
 		default:
 			i.Endpoints = append(i.Endpoints, Endpoint{Endpoint: e})

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,8 +55,9 @@ type Explanation struct {
 	Endpoints []Endpoint `json:"endpoints"`
 	// Beyond is what may stop the connection where Sluice has no say.
 	Beyond []string `json:"beyond,omitempty"`
-	// Missing is what could not be found out.
-	Missing []string `json:"missing,omitempty"`
+	// NotLooked is what was not looked at, although it may stop the connection, and Missing what could not be found out.
+	NotLooked []string `json:"notLookedAt,omitempty"`
+	Missing   []string `json:"missing,omitempty"`
 }
 
 // Step is one step of the decision.
@@ -127,14 +129,18 @@ type inquiry struct {
 	Explanation
 	question Question
 
-	client    node.Namespace // of the client's socket, if it is on this node
-	isHost    bool           // the client is a process of this node
-	arrival   node.Arrival   // of its packets, if it is not
-	unwatched bool           // no program is attached there
-	probe     *bpf.Probe     // where the connection is decided
-	atDevice  bool
-	answer    bpf.Answer
-	key       lb.FrontendKey
+	client        node.Namespace // of the client's socket, if it is on this node
+	isHost        bool           // the client is a process of this node
+	isPod         bool           // it is a pod of this node
+	arrival       node.Arrival   // of its packets, if it is not
+	unwatched     bool           // no program is attached there
+	probe         *bpf.Probe     // where the connection is decided
+	atDevice      bool
+	answer        bpf.Answer
+	key           lb.FrontendKey
+	leftAlone     string // why no program translates the client's sockets
+	stopped       bool   // no packet gets to an endpoint
+	whyNoFrontend string // why Sluice leaves the destination as it is
 }
 
 // Explain returns what a connection gets. The error wraps [fs.ErrNotExist] if no program is attached to
@@ -148,6 +154,9 @@ func (e *Explainer) Explain(ctx context.Context, q Question) (Explanation, error
 		return Explanation{}, err
 	}
 	if err := i.describeFrontend(); err != nil {
+		return Explanation{}, err
+	}
+	if err := i.explainNoFrontend(ctx); err != nil {
 		return Explanation{}, err
 	}
 	if err := i.listEndpoints(ctx); err != nil {
@@ -167,6 +176,12 @@ func (i *inquiry) step(name, format string, args ...any) {
 
 func (i *inquiry) missing(format string, args ...any) {
 	i.Missing = append(i.Missing, fmt.Sprintf(format, args...))
+}
+
+func (i *inquiry) notLooked(what string) {
+	if !slices.Contains(i.NotLooked, what) {
+		i.NotLooked = append(i.NotLooked, what)
+	}
 }
 
 // findClient finds out where the client is: on this node, in a pod of it, or behind a device.
@@ -204,14 +219,20 @@ func (i *inquiry) findClient() (err error) {
 	probe, err := i.deviceProbe()
 	if errors.Is(err, fs.ErrNotExist) {
 		i.unwatched = true
-		i.step("client", "%s, behind %s, to which no program of Sluice is attached", name, i.arrival.Name)
+		i.client, i.isPod, err = i.arrival.Namespace(i.question.From)
+		if err != nil || !i.isPod {
+			i.step("client", "%s, behind %s, to which no program of Sluice is attached", name, i.arrival.Name)
+
+			return nil
+		}
+		i.step("client", "%s, a pod of this node, behind %s, to which no program of Sluice is attached", name, i.arrival.Name)
 
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if !probe.IsOfPods() {
+	if i.isPod = probe.IsOfPods(); !i.isPod {
 		i.step("client", "%s, not a pod of this node: its packets arrive by %s", name, i.arrival.Name)
 
 		return nil
@@ -227,10 +248,6 @@ func (i *inquiry) findClient() (err error) {
 	}
 
 	return nil
-}
-
-func (i *inquiry) isPod() bool {
-	return !i.isHost && !i.unwatched && i.probes[i.arrival.Name].IsOfPods()
 }
 
 func (i *inquiry) deviceProbe() (*bpf.Probe, error) {
@@ -272,7 +289,7 @@ func (e *Explainer) cachedProbe(name string, load func() (*bpf.Probe, error)) (*
 // decide asks the programs that the connection passes: those of the client's socket, and those of
 // the device that its packets pass if the socket is left alone.
 func (i *inquiry) decide() (err error) {
-	if i.isHost || i.isPod() && i.question.Device == "" {
+	if i.isHost || i.isPod && i.question.Device == "" {
 		if i.probe, err = i.socketProbe(); err != nil {
 			return err
 		}
@@ -298,6 +315,7 @@ func (i *inquiry) decide() (err error) {
 			return nil
 		}
 		i.step("socket", "left alone: %s", why)
+		i.leftAlone = why
 		if i.isHost {
 			return nil
 		}

@@ -15,15 +15,15 @@ import (
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
-// Ask returns the question that an operator has typed: from is empty, an address, or the name of a
-// Pod; to is ADDRESS:PORT or SERVICE[:PORT], with /udp or /sctp behind it for other protocols than
-// TCP.
+// Ask returns the question that an operator has typed: from is empty, an address, which may have a port, or the name
+// of a Pod; to is ADDRESS:PORT or SERVICE[:PORT], with the protocol behind it, as in /udp, if it is not TCP. A Service is
+// named as kubectl, DNS or a verb of Sluice names it, see [serviceName].
 func (e *Explainer) Ask(from, to, device string) (Question, error) {
 	q := Question{Device: device, Protocol: lb.TCP}
-	fixed := false // the protocol is given
+	asked, fixed := to, false // fixed: the protocol is given
 	for _, p := range []lb.Protocol{lb.TCP, lb.UDP, lb.SCTP} {
-		if rest, ok := strings.CutSuffix(to, "/"+strings.ToLower(p.String())); ok {
-			to, q.Protocol, fixed = rest, p, true
+		if at := strings.LastIndex(to, "/"); at >= 0 && strings.EqualFold(to[at+1:], p.String()) {
+			to, q.Protocol, fixed = to[:at], p, true
 
 			break
 		}
@@ -37,8 +37,8 @@ func (e *Explainer) Ask(from, to, device string) (Question, error) {
 		case netip.IPv6Unspecified():
 			q.To = netip.AddrPortFrom(netip.IPv6Loopback(), q.To.Port())
 		}
-	} else if _, err := netip.ParseAddr(to); err == nil {
-		return q, fmt.Errorf("--to %s: the port is missing", to)
+	} else if _, err := netip.ParseAddr(strings.Trim(to, "[]")); err == nil {
+		return q, fmt.Errorf("--to %s: the port is missing, as in %s", asked, netip.AddrPortFrom(netip.MustParseAddr(strings.Trim(to, "[]")), 80))
 	}
 	addresses, err := e.findClients(from, &q)
 	if err != nil {
@@ -50,11 +50,11 @@ func (e *Explainer) Ask(from, to, device string) (Question, error) {
 			wanted = lb.FamilyOf(addresses[0])
 		}
 		if q.To, q.Protocol, err = e.findService(to, q.Protocol, fixed, wanted); err != nil {
-			return q, fmt.Errorf("--to %s: %w", to, err)
+			return q, fmt.Errorf("--to %s: %w", asked, err)
 		}
 	}
 	if q.To.Port() == 0 {
-		return q, fmt.Errorf("--to %s: there is no port 0", to)
+		return q, fmt.Errorf("--to %s: there is no port 0", asked)
 	}
 	for _, a := range addresses {
 		if a.Is4() == q.To.Addr().Is4() {
@@ -79,8 +79,11 @@ func (e *Explainer) findClients(from string, q *Question) ([]netip.Addr, error) 
 	if from == "" {
 		return nil, nil
 	}
-	if addr, err := netip.ParseAddr(from); err == nil {
+	if addr, err := netip.ParseAddr(strings.Trim(from, "[]")); err == nil {
 		return []netip.Addr{addr.Unmap().WithZone("")}, nil
+	}
+	if client, err := netip.ParseAddrPort(from); err == nil { // as monitor and connections show it
+		return []netip.Addr{client.Addr().Unmap().WithZone("")}, nil
 	}
 	all, err := pods.Read(e.Pods)
 	if err != nil {
@@ -111,6 +114,10 @@ func (e *Explainer) findClients(from string, q *Question) ([]netip.Addr, error) 
 // if it is fixed.
 func (e *Explainer) findService(text string, protocol lb.Protocol, fixed bool, wanted lb.Family) (netip.AddrPort, lb.Protocol, error) {
 	name, port, _ := strings.Cut(text, ":")
+	name, err := serviceName(name)
+	if err != nil {
+		return netip.AddrPort{}, 0, err
+	}
 	frontends, _, err := status.Programmed(e.Maps.Tables)
 	if err != nil {
 		return netip.AddrPort{}, 0, err
@@ -124,25 +131,30 @@ func (e *Explainer) findService(text string, protocol lb.Protocol, fixed bool, w
 	}
 	full, err := status.ServiceNamed(slices.Sorted(maps.Keys(byService)), name)
 	if err != nil {
-		return netip.AddrPort{}, 0, fmt.Errorf("of those with a ClusterIP, %w (clients of others connect to what DNS returns)", err)
+		return netip.AddrPort{}, 0, fmt.Errorf("of those with a ClusterIP, %w (clients of others connect to what DNS returns); there are %s",
+			err, listOf(similar(slices.Sorted(maps.Keys(byService)), name)))
 	}
 	var found []status.Frontend
+	var ports []string
 	for _, f := range byService[full] {
 		_, portName, _ := strings.Cut(f.Service, ":")
 		isPort := port == "" || port == portName || port == strconv.Itoa(int(f.Address.Port()))
+		if text := strings.TrimPrefix(portName+" ", " ") + portText(f); !slices.Contains(ports, text) {
+			ports = append(ports, text)
+		}
 		if isPort && (!fixed || f.Protocol == protocol) {
 			found = append(found, f)
 		}
 	}
 	if len(found) == 0 {
-		return netip.AddrPort{}, 0, errors.New("the Service has no such port")
+		return netip.AddrPort{}, 0, fmt.Errorf("Service %s has no such port; it has %s", full, listOf(ports))
 	}
 	isWanted := func(f status.Frontend) bool { return lb.FamilyOf(f.Address.Addr()) == wanted }
 	first := found[max(0, slices.IndexFunc(found, isWanted))]
-	var ports []string
+	ports = nil
 	for _, f := range found {
 		if f.Address.Addr() == first.Address.Addr() {
-			ports = append(ports, fmt.Sprintf("%d/%s", f.Address.Port(), strings.ToLower(f.Protocol.String())))
+			ports = append(ports, portText(f))
 		}
 	}
 	if len(ports) > 1 {
@@ -150,4 +162,49 @@ func (e *Explainer) findService(text string, protocol lb.Protocol, fixed bool, w
 	}
 
 	return first.Address, first.Protocol, nil
+}
+
+func portText(f status.Frontend) string {
+	return fmt.Sprintf("%d/%s", f.Address.Port(), strings.ToLower(f.Protocol.String()))
+}
+
+// serviceName returns [NAMESPACE/]NAME of a Service that is named as NAME, NAMESPACE/NAME, svc/NAME, or by DNS: NAME.NAMESPACE,
+// which may end with .svc and the domain of the cluster.
+func serviceName(text string) (string, error) {
+	for _, prefix := range []string{"svc/", "service/", "services/"} {
+		text = strings.TrimPrefix(text, prefix)
+	}
+	labels := strings.Split(strings.TrimSuffix(text, "."), ".")
+	switch {
+	case strings.Contains(text, "/") || len(labels) == 1:
+		return text, nil
+	case len(labels) == 2 || labels[2] == "svc":
+		return labels[1] + "/" + labels[0], nil
+	}
+
+	return "", fmt.Errorf("%s is no name of a Service, as web.default.svc is: use what DNS returns for it", text)
+}
+
+// similar returns the names that have most in common with the one that was asked for: those of the same Namespace or
+// with a part of the name, or else all.
+func similar(services []string, asked string) []string {
+	namespace, short, has := strings.Cut(asked, "/")
+	if !has {
+		namespace, short = "", asked
+	}
+	var found []string
+	for _, full := range services {
+		of, name, _ := strings.Cut(full, "/")
+		if of == namespace || strings.Contains(name, short) || strings.Contains(short, name) {
+			found = append(found, full)
+		}
+	}
+	switch {
+	case len(found) > 0:
+		return found
+	case len(services) == 0:
+		return []string{"none"}
+	}
+
+	return services
 }

@@ -2,12 +2,17 @@ package explain
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/pods"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -68,5 +73,64 @@ func TestFindClients(t *testing.T) {
 	lab.Must(t, os.RemoveAll(filepath.Join(root, "logs")))
 	if _, err := e.findClients("web-1", new(Question)); err == nil || !strings.HasPrefix(err.Error(), "--from web-1: the names of Pods are not known here") {
 		t.Errorf("where no names are known: %v", err)
+	}
+}
+
+// A destination is understood in each form in which a person or a verb of Sluice names it.
+func TestAsk(t *testing.T) {
+	fakes := maps.NewFakes(100)
+	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
+	lab.Must(t, err)
+	state := lb.NewState(lb.Node{Name: "node-1"})
+	add := func(namespace, name, v4, v6 string, ports ...lb.ServicePort) {
+		svc := lb.Service{
+			Name: lb.ServiceName{Namespace: namespace, Name: name}, Families: []lb.Family{lb.IPv4, lb.IPv6},
+			ClusterIPs: []netip.Addr{netip.MustParseAddr(v4), netip.MustParseAddr(v6)}, Ports: ports,
+		}
+		state.SetService(svc)
+		resolution, _ := state.Resolve(svc.Name)
+		writer.Set(svc.Name, time.Time{}, resolution)
+	}
+	add("default", "web", "10.96.0.10", "fd00:96::10", lb.ServicePort{Name: "http", Protocol: lb.TCP, Port: 80}, lb.ServicePort{Name: "dns", Protocol: lb.UDP, Port: 53})
+	add("shop", "db", "10.96.0.11", "fd00:96::11", lb.ServicePort{Protocol: lb.TCP, Port: 5432})
+	lab.Must(t, writer.Apply())
+	e := New(Config{Maps: &maps.Pinned{Tables: fakes.Tables}})
+	for _, test := range []struct{ from, to, want string }{
+		{"", "10.96.0.10:80", "10.96.0.10:80/TCP"},
+		{"", "10.96.0.10:80/TCP", "10.96.0.10:80/TCP"},
+		{"", "10.96.0.10:53/udp", "10.96.0.10:53/UDP"},
+		{"", "[fd00:96::10]:80", "[fd00:96::10]:80/TCP"},
+		{"", "[fd00:96::10]:80/TCP", "[fd00:96::10]:80/TCP"},
+		{"", "web:80", "10.96.0.10:80/TCP"},
+		{"", "default/web:http", "10.96.0.10:80/TCP"},
+		{"", "default/web:dns", "10.96.0.10:53/UDP"},
+		{"", "svc/web:http", "10.96.0.10:80/TCP"},
+		{"", "service/db", "10.96.0.11:5432/TCP"},
+		{"", "svc/web:53/UDP", "10.96.0.10:53/UDP"},
+		{"", "db.shop", "10.96.0.11:5432/TCP"},
+		{"", "db.shop.svc", "10.96.0.11:5432/TCP"},
+		{"", "web.default.svc.cluster.local:80", "10.96.0.10:80/TCP"},
+		{"", "web.default.svc.cluster.local.:http/TCP", "10.96.0.10:80/TCP"},
+		{"fd00::7", "db.shop", "[fd00:96::11]:5432/TCP"},
+		{"[fd00::7]", "db.shop", "[fd00:96::11]:5432/TCP"},
+		{"198.51.100.7:40000", "db.shop", "10.96.0.11:5432/TCP"},
+		{"[fd00::7]:40000", "10.96.0.10:80", "--from [fd00::7]:40000 has no address of the family of 10.96.0.10"},
+		{"", "10.96.0.10", "--to 10.96.0.10: the port is missing, as in 10.96.0.10:80"},
+		{"", "[fd00:96::10]", "--to [fd00:96::10]: the port is missing, as in [fd00:96::10]:80"},
+		{"", "web", "--to web: the Service has the ports 53/udp, 80/tcp: choose one, as in web:53/udp"},
+		{"", "svc/web:8080", "--to svc/web:8080: Service default/web has no such port; it has dns 53/udp, http 80/tcp"},
+		{"", "db.shop:http", "--to db.shop:http: Service shop/db has no such port; it has 5432/tcp"},
+		{"", "shop/web:80", "--to shop/web:80: of those with a ClusterIP, no Service is called \"shop/web\" (clients of others connect to what DNS returns); there are default/web, shop/db"},
+		{"", "nosuch:80", "--to nosuch:80: of those with a ClusterIP, no Service is called \"nosuch\" (clients of others connect to what DNS returns); there are default/web, shop/db"},
+		{"", "web-0.web.default.svc:80", "--to web-0.web.default.svc:80: web-0.web.default.svc is no name of a Service, as web.default.svc is: use what DNS returns for it"},
+	} {
+		q, err := e.Ask(test.from, test.to, "")
+		got := fmt.Sprintf("%s/%s", q.To, q.Protocol)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != test.want {
+			t.Errorf("from %q to %q: %s, want %s", test.from, test.to, got, test.want)
+		}
 	}
 }

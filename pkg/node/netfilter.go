@@ -24,8 +24,9 @@ type Netfilter struct {
 	// distinguish pods are not among them.
 	Rules []NetfilterRule
 	// Drops are the rules and policies by which a forwarded packet may be dropped or rejected,
-	// except rules that look at the state of its connection.
-	Drops []NetfilterRule
+	// except rules that look at the state of its connection. InputDrops are those for packets to this node itself,
+	// OutputDrops those for what it sends.
+	Drops, InputDrops, OutputDrops []NetfilterRule
 }
 
 // NetfilterChain is the name of a chain.
@@ -127,13 +128,27 @@ func readNetfilter() (Netfilter, error) {
 	return found, nil
 }
 
+// dropsAt returns the list of what drops packets at a hook, nil if there is none.
+func (f *Netfilter) dropsAt(hook uint32) *[]NetfilterRule {
+	switch hook {
+	case unix.NF_INET_FORWARD:
+		return &f.Drops
+	case unix.NF_INET_LOCAL_IN:
+		return &f.InputDrops
+	case unix.NF_INET_LOCAL_OUT:
+		return &f.OutputDrops
+	}
+
+	return nil
+}
+
 // addChain adds the rules that concern Services, of a base chain and of those that it jumps to. Early is set if packets
-// pass the chain before kube-proxy would translate them, and forward if forwarded packets pass it.
-func (f *Netfilter) addChain(base NetfilterChain, early, forward bool, stepsOf func(chain string) ([]step, error)) error {
-	if forward {
+// pass the chain before kube-proxy would translate them. Drops receives what drops packets there, unless it is nil.
+func (f *Netfilter) addChain(base NetfilterChain, early bool, drops *[]NetfilterRule, stepsOf func(chain string) ([]step, error)) error {
+	if drops != nil {
 		if err := visit(base, Match{}, stepsOf, make(map[string]bool), func(at NetfilterChain, match Match, s step) bool {
 			if (s.does == "drops" || s.does == "rejects") && !s.stateful {
-				f.Drops = append(f.Drops, NetfilterRule{at, match, s.does})
+				*drops = append(*drops, NetfilterRule{at, match, s.does})
 			}
 
 			return !s.stateful
@@ -221,11 +236,14 @@ func (n nftables) survey(found *Netfilter) error {
 			continue
 		}
 		stepsOf := func(name string) ([]step, error) { return n.stepsOf(chain{c.family, c.table, name}) }
-		forward := isIP && c.hook == unix.NF_INET_FORWARD
-		if forward && c.policy != nfAccept {
-			found.Drops = append(found.Drops, NetfilterRule{at, Match{}, "by its policy drops"})
+		var drops *[]NetfilterRule
+		if isIP {
+			drops = found.dropsAt(c.hook)
 		}
-		if err := found.addChain(at, early, forward, stepsOf); err != nil {
+		if drops != nil && c.policy != nfAccept {
+			*drops = append(*drops, NetfilterRule{at, Match{}, "by its policy drops"})
+		}
+		if err := found.addChain(at, early, drops, stepsOf); err != nil {
 			return err
 		}
 	}

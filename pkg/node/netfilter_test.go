@@ -178,9 +178,9 @@ func TestNetfilterTablesAreNotCreated(t *testing.T) {
 	}
 }
 
-// What may drop a forwarded packet is found, with what it selects, but for rules that look at the
+// What may drop a packet that is forwarded, or that the node gets or sends, is found, with what it selects, but for rules that look at the
 // state of the connection.
-func TestForwardDrops(t *testing.T) {
+func TestDrops(t *testing.T) {
 	for _, test := range []struct {
 		name, rules string
 		want        []string
@@ -195,7 +195,11 @@ func TestForwardDrops(t *testing.T) {
 		{"other hooks, and states", `table ip t {
 			chain x { drop; }
 			chain c { type filter hook forward priority filter; ct state invalid drop; ct state invalid jump x; accept; }
-			chain i { type filter hook input priority filter; drop; }; }`, []string{}},
+			chain p { type filter hook postrouting priority filter; drop; }; }`, []string{}},
+		{"what the node gets and sends", `table inet t { chain i { type filter hook input priority filter; policy drop; tcp dport 8080 drop; }
+			chain o { type filter hook output priority filter; ip daddr 10.244.2.0/24 reject; ct state invalid drop; }; }`,
+			[]string{"input: nftables inet t i by its policy drops packets", "input: nftables inet t i drops packets to ports 8080",
+				"output: nftables inet t o rejects packets to 10.244.2.0/24"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ns := lab.MustNamespace(t, "drops")
@@ -204,6 +208,12 @@ func TestForwardDrops(t *testing.T) {
 			drops := []string{}
 			for _, rule := range found.Drops {
 				drops = append(drops, rule.String())
+			}
+			for _, rule := range found.InputDrops {
+				drops = append(drops, "input: "+rule.String())
+			}
+			for _, rule := range found.OutputDrops {
+				drops = append(drops, "output: "+rule.String())
 			}
 			if diff := cmp.Diff(test.want, drops); diff != "" {
 				t.Errorf("drops (-want +have):\n%s", diff)

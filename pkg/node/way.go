@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -100,6 +101,10 @@ type Arrival struct {
 	Index int
 	Name  string
 	MAC   net.HardwareAddr
+	// Stack is the device of which the network stack gets the packets: the bridge, for one of its ports.
+	Stack string
+	// Down is set if no packets pass the device: it, or the other end of the pair, is down.
+	Down bool
 	// RPFilter is the filter of reverse paths that is in force for IPv4: 0 off, 1 strict, 2 loose.
 	RPFilter int
 	// peer is the number that the kernel gives to the network namespace of the device's other end,
@@ -189,7 +194,17 @@ func portOf(bridge int, client netip.Addr) (netlink.Link, error) {
 
 func arrivalOf(link netlink.Link) (Arrival, error) {
 	attrs := link.Attrs()
-	a := Arrival{Index: attrs.Index, Name: attrs.Name, MAC: attrs.HardwareAddr, peer: attrs.NetNsID}
+	a := Arrival{Index: attrs.Index, Name: attrs.Name, MAC: attrs.HardwareAddr, peer: attrs.NetNsID, Stack: attrs.Name}
+	a.Down = attrs.RawFlags&unix.IFF_UP == 0 || attrs.OperState == netlink.OperDown || attrs.OperState == netlink.OperLowerLayerDown
+	if attrs.MasterIndex != 0 {
+		master, err := netlink.LinkByIndex(attrs.MasterIndex)
+		if err != nil {
+			return a, fmt.Errorf("master of %s: %w", a.Name, err)
+		}
+		if master.Type() == "bridge" {
+			a.Stack = master.Attrs().Name
+		}
+	}
 	for _, device := range []string{"all", attrs.Name} {
 		filter, err := ReadNumber("/proc/sys/net/ipv4/conf/" + device + "/rp_filter")
 		if err != nil {
@@ -205,6 +220,8 @@ func arrivalOf(link netlink.Link) (Arrival, error) {
 type Namespace struct {
 	Cookie uint64 // 0: the kernel has no cookies of namespaces (Linux 5.14)
 	PodUID string // by the name of the pod's cgroup, empty if it has none
+	// Mesh is the chain by which a service mesh redirects what the pod sends to a proxy, empty if none is seen.
+	Mesh string
 }
 
 // HostNamespace returns the network namespace of the calling thread.
@@ -237,6 +254,7 @@ func (a Arrival) Namespace(client netip.Addr) (found Namespace, has bool, err er
 			}
 			if has && err == nil {
 				found.Cookie, err = NetnsCookie()
+				found.Mesh = meshChain()
 			}
 
 			return err
@@ -249,6 +267,41 @@ func (a Arrival) Namespace(client netip.Addr) (found Namespace, has bool, err er
 	})
 
 	return found, has, err
+}
+
+// meshPrefixes begin the names of the chains by which meshes redirect what pods send.
+var meshPrefixes = []string{"ISTIO_OUTPUT", "PROXY_INIT_OUTPUT", "KUMA_MESH_OUTBOUND", "KUMA_OUTBOUND", "OSM_PROXY_OUTBOUND"}
+
+// meshChain returns the chain of a mesh in the calling thread's network namespace, or "" if none is seen.
+func meshChain() string {
+	netfilter, err := ReadNetfilter()
+	if err != nil {
+		return ""
+	}
+	for _, chain := range netfilter.Chains {
+		if slices.ContainsFunc(meshPrefixes, func(p string) bool { return strings.HasPrefix(chain.Name, p) }) {
+			return chain.String()
+		}
+	}
+
+	return ""
+}
+
+// ForwardingOff returns the sysctl by which the kernel forwards no packets of a family that it gets by a device, and ""
+// if it forwards them.
+func ForwardingOff(device string, v6 bool) (string, error) {
+	sysctls := []string{"net/ipv4/ip_forward", "net/ipv4/conf/" + device + "/forwarding"}
+	if v6 {
+		sysctls = []string{"net/ipv6/conf/all/forwarding"}
+	}
+	for _, sysctl := range sysctls {
+		value, err := ReadNumber("/proc/sys/" + sysctl)
+		if err != nil || value == 0 {
+			return strings.ReplaceAll(sysctl, "/", "."), err
+		}
+	}
+
+	return "", nil
 }
 
 // podIn returns the UID of the pod of a process in the network namespace with this inode, empty if there is none.

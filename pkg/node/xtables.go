@@ -159,11 +159,11 @@ func (f legacyFamily) survey(found *Netfilter, table string) error {
 	for _, name := range names {
 		at := NetfilterChain{f.name + " " + table, name}
 		found.Chains = append(found.Chains, at)
-		if !slices.Contains(hookNames, name) {
+		hook := slices.Index(hookNames, name)
+		if hook < 0 {
 			continue
 		}
-		early, forward := name == hookNames[unix.NF_INET_PRE_ROUTING], name == hookNames[unix.NF_INET_FORWARD]
-		if err := found.addChain(at, early, forward, stepsOf); err != nil {
+		if err := found.addChain(at, hook == unix.NF_INET_PRE_ROUTING, found.dropsAt(uint32(hook)), stepsOf); err != nil {
 			return err
 		}
 	}

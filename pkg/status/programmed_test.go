@@ -54,6 +54,16 @@ func webSlice() *lb.EndpointSlice {
 	}
 }
 
+// snapshotOf returns what is known of a Service and its slice on node-1.
+func snapshotOf(svc *lb.Service, slice *lb.EndpointSlice) lb.Snapshot {
+	state := lb.NewState(lb.Node{Name: "node-1"})
+	state.SetService(*svc)
+	state.SetSlice(*slice)
+	snapshot, _ := state.Snapshot(svc.Name)
+
+	return snapshot
+}
+
 // programmed returns fake maps that hold web, and what should be in them.
 func programmed(t *testing.T) (*maps.Fakes, []Frontend) {
 	t.Helper()
@@ -211,7 +221,7 @@ func TestSuspects(t *testing.T) {
 	}
 	services, err := ProgrammedServices(fakes.Tables)
 	lab.Must(t, err)
-	with := []Service{serviceOf(web(), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
+	with := []Service{serviceOf(snapshotOf(web(), webSlice()), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
 	lab.Must(t, addStates(with, fakes.Tables))
 	for _, port := range []ServicePort{services[0].Ports[1], with[0].Ports[0]} {
 		for _, b := range port.Backends {
@@ -256,7 +266,7 @@ func TestConnections(t *testing.T) {
 	lab.Must(t, err)
 	checkConnections(t, without[0].Ports[1], want)
 
-	with := []Service{serviceOf(web(), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
+	with := []Service{serviceOf(snapshotOf(web(), webSlice()), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
 	lab.Must(t, addStates(with, fakes.Tables))
 	want["10.0.1.11:8080"] = 0 // not ready
 	checkConnections(t, with[0].Ports[0], want)
@@ -275,7 +285,7 @@ func checkConnections(t *testing.T, port ServicePort, want map[string]int) {
 
 func TestServiceShowsWhyBackendsAreInactive(t *testing.T) {
 	res := lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"})
-	view := serviceOf(web(), res)
+	view := serviceOf(snapshotOf(web(), webSlice()), res)
 	reasons := map[string]string{}
 	for _, b := range view.Ports[0].Backends {
 		reasons[b.Address.String()] = b.Reason
@@ -292,5 +302,58 @@ func TestListText(t *testing.T) {
 		if got := ListText(slices.Repeat([]string{"x"}, n)); got != want {
 			t.Errorf("of %d: %q, want %q", n, got, want)
 		}
+	}
+}
+
+// Endpoints that are behind no port are shown with what keeps them out.
+func TestEndpointsThatDoNotJoin(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*lb.EndpointSlice)
+		why    string
+	}{
+		{"of another name", func(s *lb.EndpointSlice) { s.Ports[0].Name = "web" }, "of an EndpointSlice without the port http/TCP: it has web/TCP 8080"},
+		{"without a name", func(s *lb.EndpointSlice) { s.Ports[0].Name = "" }, "of an EndpointSlice without the port http/TCP: it has without a name/TCP 8080"},
+		{"of another protocol", func(s *lb.EndpointSlice) { s.Ports[0].Protocol = lb.UDP }, "of an EndpointSlice without the port http/TCP: it has http/UDP 8080"},
+		{"without ports", func(s *lb.EndpointSlice) { s.Ports = nil }, "of an EndpointSlice without the port http/TCP: it has no ports"},
+		{"of the other family", func(s *lb.EndpointSlice) {
+			s.Family = lb.IPv6
+			for i := range s.Endpoints {
+				s.Endpoints[i].Addr = netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(i + 1)})
+			}
+		}, "of an EndpointSlice for IPv6, and none is for IPv4"},
+		{"which join", func(*lb.EndpointSlice) {}, ""},
+	} {
+		t.Run("it has endpoints "+test.name, func(t *testing.T) {
+			slice := webSlice()
+			test.change(slice)
+			snapshot := snapshotOf(web(), slice)
+			model := Model{Snapshots: []lb.Snapshot{snapshot}, Resolve: lb.Snapshot.Resolve}
+			selection, ok := model.Selection("ns/web", webKey(80))
+			var whys, backends []string
+			for _, e := range selection.Endpoints {
+				if strings.HasPrefix(e.Reason, "of an") {
+					whys = append(whys, e.Reason)
+				}
+			}
+			for _, b := range model.Services()[0].Ports[0].Backends {
+				if strings.HasPrefix(b.Reason, "of an EndpointSlice without") {
+					backends = append(backends, b.Reason)
+				}
+			}
+			if test.why == "" {
+				if len(whys)+len(backends) > 0 || !ok {
+					t.Errorf("kept out is %q, and shown as backends %q", whys, backends)
+				}
+
+				return
+			}
+			if len(whys) != 3 || whys[0] != test.why {
+				t.Errorf("kept out is %q, want 3 of %q", whys, test.why)
+			}
+			if strings.Contains(test.why, "without") && len(backends) != 3 {
+				t.Errorf("shown as backends are %q, want 3 of %q", backends, test.why)
+			}
+		})
 	}
 }

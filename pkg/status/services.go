@@ -14,11 +14,13 @@ import (
 
 // Service is one Service as it is programmed.
 type Service struct {
-	Name     string        `json:"name"` // namespace/name
-	Type     string        `json:"type,omitempty"`
-	Ports    []ServicePort `json:"ports"`
-	Problems []lb.Problem  `json:"problems,omitempty"`
-	Error    string        `json:"error,omitempty"`
+	Name string `json:"name"` // namespace/name
+	Type string `json:"type,omitempty"`
+	// HealthCheckNodePort is where the agent answers load balancers, 0 if it does not, or if no agent was asked.
+	HealthCheckNodePort uint16        `json:"healthCheckNodePort,omitempty"`
+	Ports               []ServicePort `json:"ports"`
+	Problems            []lb.Problem  `json:"problems,omitempty"`
+	Error               string        `json:"error,omitempty"`
 }
 
 // ServicePort is one port of a Service.
@@ -103,6 +105,7 @@ type Endpoint struct {
 	Address  netip.AddrPort `json:"address"`
 	Node     string         `json:"node,omitempty"`
 	Zone     string         `json:"zone,omitempty"`
+	Local    bool           `json:"local,omitempty"` // on this node
 	Eligible bool           `json:"eligible"`
 	Reason   string         `json:"reason,omitempty"` // why it is not
 }
@@ -170,8 +173,9 @@ func backendOf(e lb.EndpointState) Backend {
 }
 
 // serviceOf converts a Service of the model.
-func serviceOf(svc *lb.Service, res lb.Resolution) Service {
-	view := Service{Name: svc.Name.String(), Type: svc.Type.String(), Problems: res.Problems}
+func serviceOf(snapshot lb.Snapshot, res lb.Resolution) Service {
+	svc := snapshot.Service
+	view := Service{Name: svc.Name.String(), Type: svc.Type.String(), HealthCheckNodePort: svc.HealthCheckNodePort, Problems: res.Problems}
 	for _, port := range svc.Ports {
 		name := lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}
 		p := ServicePort{Name: name.String(), Protocol: port.Protocol}
@@ -183,6 +187,16 @@ func serviceOf(svc *lb.Service, res lb.Resolution) Service {
 		for _, e := range res.Endpoints {
 			if *e.Port == name {
 				p.Backends = append(p.Backends, backendOf(e))
+			}
+		}
+		if len(p.Backends) == 0 { // or else the others are those of a rollout, or of another protocol's port
+			for _, family := range svc.Families {
+				for _, u := range snapshot.Unjoined(name, family) {
+					p.Backends = append(p.Backends, Backend{
+						Service: name.String(), Protocol: port.Protocol, Address: u.Addr, Node: u.Place().NodeName, Zone: u.Place().Zone,
+						Local: u.Local, Reason: u.Why,
+					})
+				}
 			}
 		}
 		view.Ports = append(view.Ports, p)
@@ -262,7 +276,7 @@ func (m Model) Services() []Service {
 	}
 	views := []Service{}
 	for _, svc := range m.Snapshots {
-		view := serviceOf(svc.Service, m.Resolve(svc))
+		view := serviceOf(svc, m.Resolve(svc))
 		view.Problems = slices.Concat(m.Problems["Service "+view.Name], view.Problems)
 		view.Error = strings.Join(failed[view.Name], "; ")
 		views = append(views, view)
@@ -289,11 +303,17 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 			if *e.Port != f.Port || e.Addr.Addr().Is4() != key.Addr.Is4() {
 				continue
 			}
-			endpoint := Endpoint{Address: e.Addr, Node: e.Place().NodeName, Zone: e.Place().Zone, Eligible: e.Uses[f.Policy] == lb.Used}
+			endpoint := Endpoint{Address: e.Addr, Node: e.Place().NodeName, Zone: e.Place().Zone, Local: e.Local, Eligible: e.Uses[f.Policy] == lb.Used}
 			if !endpoint.Eligible {
 				endpoint.Reason = e.Uses[f.Policy].String()
 			}
 			selection.Endpoints = append(selection.Endpoints, endpoint)
+		}
+		family := lb.FamilyOf(key.Addr)
+		for _, u := range svc.Unjoined(f.Port, family) {
+			selection.Endpoints = append(selection.Endpoints, Endpoint{
+				Address: u.Addr, Node: u.Place().NodeName, Zone: u.Place().Zone, Local: u.Local, Reason: u.Why,
+			})
 		}
 		for _, e := range m.Errors {
 			if e.Service == service {
