@@ -110,7 +110,11 @@ func (f *agentFlags) setFlowMemory(cfg *agent.Config, kp *config.KubeProxy) erro
 			return fmt.Errorf("memory of this machine: %w", err)
 		}
 		connections := node.ConntrackMax(int(*kp.Conntrack.MaxPerCore), int(*kp.Conntrack.Min), node.Cores())
-		memory = defaultFlowMemory(connections, machine.Totalram*uint64(machine.Unit))
+		limit, err := node.ReadMemory()
+		if err != nil {
+			return fmt.Errorf("memory of this machine: %w", err)
+		}
+		memory = defaultFlowMemory(connections, machine.Totalram*uint64(machine.Unit), limit.Limit)
 	} else {
 		quantity, err := resource.ParseQuantity(f.flowTableMemory)
 		if err != nil {
@@ -122,6 +126,9 @@ func (f *agentFlags) setFlowMemory(cfg *agent.Config, kp *config.KubeProxy) erro
 	if cfg.Datapath.Capacities, err = maps.FlowCapacities(memory); err != nil {
 		return fmt.Errorf("--flow-table-memory %q: %w", f.flowTableMemory, err)
 	}
+	for _, entries := range cfg.Datapath.Capacities {
+		cfg.FlowMemory += maps.FlowMemory(int(entries))
+	}
 
 	return nil
 }
@@ -131,13 +138,17 @@ func (f *agentFlags) setFlowMemory(cfg *agent.Config, kp *config.KubeProxy) erro
 const (
 	flowMemoryShare = 128 // the divisor
 	leastFlowMemory = 16 << 20
+	flowLimitShare  = 4         // the divisor, of the limit of a cgroup
 	usualConntrack  = 128 << 10 // connections: kube-proxy's default, used if conntrack.maxPerCore is 0
 )
 
 // defaultFlowMemory returns the memory for as many flows as the kernel may track
-// connections, limited to a share of the machine's memory.
-func defaultFlowMemory(connections int, machine uint64) uint64 {
+// connections, limited to a share of the machine's memory, and of the limit of the agent's cgroup if it has one.
+func defaultFlowMemory(connections int, machine, limit uint64) uint64 {
 	wanted := maps.MemoryForFlows(cmp.Or(connections, usualConntrack))
+	if limit > 0 {
+		wanted = min(wanted, max(limit/flowLimitShare, leastFlowMemory))
+	}
 
 	return min(wanted, max(machine/flowMemoryShare, leastFlowMemory))
 }

@@ -220,17 +220,21 @@ func TestDefaultFlowMemory(t *testing.T) {
 		name        string
 		connections int
 		machine     uint64
+		limit       uint64
 		from, to    uint64
 	}{
-		{"kube-proxy's least", 131072, 16 * gi, 64 * mi, 80 * mi},
-		{"kube-proxy's most", 1 << 20, 256 * gi, 512 * mi, 640 * mi},
-		{"none configured", 0, 16 * gi, 64 * mi, 80 * mi},
-		{"few", 1000, 16 * gi, mi, 2 * mi},
-		{"more than the machine can spare", 1 << 20, 16 * gi, 128 * mi, 128 * mi},
-		{"a small machine", 131072, gi, 16 * mi, 16 * mi},
+		{"kube-proxy's least", 131072, 16 * gi, 0, 64 * mi, 80 * mi},
+		{"kube-proxy's most", 1 << 20, 256 * gi, 0, 512 * mi, 640 * mi},
+		{"none configured", 0, 16 * gi, 0, 64 * mi, 80 * mi},
+		{"few", 1000, 16 * gi, 0, mi, 2 * mi},
+		{"more than the machine can spare", 1 << 20, 16 * gi, 0, 128 * mi, 128 * mi},
+		{"a small machine", 131072, gi, 0, 16 * mi, 16 * mi},
+		{"a limit of the cgroup", 131072, 16 * gi, 128 * mi, 32 * mi, 32 * mi},
+		{"a small limit", 131072, 16 * gi, 32 * mi, 16 * mi, 16 * mi},
+		{"a large limit", 131072, 16 * gi, 16 * gi, 64 * mi, 80 * mi},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if have := defaultFlowMemory(test.connections, test.machine); have < test.from || have > test.to {
+			if have := defaultFlowMemory(test.connections, test.machine, test.limit); have < test.from || have > test.to {
 				t.Errorf("%d MiB, want %d to %d", have/mi, test.from/mi, test.to/mi)
 			}
 		})

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
-	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/doctor"
 	"github.com/sluice-lb/sluice/pkg/node"
@@ -113,10 +112,6 @@ func (f *agentFlags) doctorConfig(where *places, log *slog.Logger) (doctor.Confi
 	if err := f.setFlowMemory(&cfg, s.kubeProxy); err != nil {
 		return doctor.Config{}, err
 	}
-	var memory uint64
-	for _, entries := range cfg.Datapath.Capacities {
-		memory += maps.FlowMemory(int(entries))
-	}
 	local, err := localDetector(s.kubeProxy)
 	if err != nil {
 		return doctor.Config{}, err
@@ -129,7 +124,7 @@ func (f *agentFlags) doctorConfig(where *places, log *slog.Logger) (doctor.Confi
 			NodeName: cfg.NodeName, NodePortAddresses: cfg.NodePortAddresses, NodeIP: cfg.NodeIP, Devices: local.Rules(cfg.Devices), Local: local,
 		},
 		CgroupRoot: where.cgroupRoot, BPFRoot: where.bpfRoot, Socket: where.socket,
-		Attachment: cfg.Datapath.Attachment, ThroughStack: cfg.ThroughStack, FlowMemory: memory,
+		Attachment: cfg.Datapath.Attachment, ThroughStack: cfg.ThroughStack, FlowMemory: cfg.FlowMemory,
 	}
 	if f.wanted.Manifests != "" {
 		return wanted, nil

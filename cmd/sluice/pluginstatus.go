@@ -43,6 +43,9 @@ func drawClusterStatus(w io.Writer, answers []remote.Answer, now time.Time) {
 			continue
 		}
 		agent, up, services := "not running", "", ""
+		if s.Hung != "" {
+			agent = "hangs"
+		}
 		if s.Running {
 			agent, up, services = s.Version, now.Sub(s.Started).Round(time.Second).String(), strconv.Itoa(s.Services)
 		}
@@ -118,6 +121,8 @@ func differences(nodes []nodeStatus, of func(nodeStatus) string) string {
 // state is one word for a table.
 func (s nodeStatus) state() string {
 	switch {
+	case s.Hung != "":
+		return "THE AGENT DOES NOT ANSWER: what is programmed stays in force"
 	case !s.Running:
 		return "NO AGENT: what is programmed stays in force"
 	case !s.Synced:

@@ -57,10 +57,10 @@ func newBackends(where *places) *cobra.Command {
 }
 
 // readServices returns the agent's Services, or only the one that args name, see [status.ServiceNamed]. If no
-// agent runs it reads the maps, which have no endpoints without traffic, and writes a note about that.
+// agent runs, or it does not answer, it reads the maps, which have no endpoints without traffic, and writes a note about that.
 func readServices(cmd *cobra.Command, where *places, args []string) ([]status.Service, error) {
 	services, err := status.NewClient(where.socket).Services(cmd.Context())
-	if errors.Is(err, status.ErrNotRunning) {
+	if errors.Is(err, status.ErrNotRunning) || errors.Is(err, status.ErrHung) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "%v\nThese are the Services in the maps; endpoints without traffic are not in there.\n\n", err)
 		pinned, errLoad := where.load()
 		if errLoad != nil {

@@ -44,10 +44,14 @@ func newStatus(where *places) *cobra.Command {
 	return cmd
 }
 
-// readStatus returns the agent's status, or what the kernel has if no agent runs.
+// readStatus returns the agent's status, or what the kernel has if no agent runs, or one does not answer.
 func readStatus(ctx context.Context, where *places) (status.Status, error) {
 	s, err := status.NewClient(where.socket).Status(ctx)
-	if !errors.Is(err, status.ErrNotRunning) {
+	hung := ""
+	switch {
+	case errors.Is(err, status.ErrHung):
+		hung = err.Error()
+	case !errors.Is(err, status.ErrNotRunning):
 		return s, err
 	}
 	cgroupRoot, err := where.cgroup()
@@ -55,7 +59,10 @@ func readStatus(ctx context.Context, where *places) (status.Status, error) {
 		return status.Status{}, err
 	}
 
-	return status.KernelStatus(ctx, where.bpfRoot, cgroupRoot)
+	s, err = status.KernelStatus(ctx, where.bpfRoot, cgroupRoot)
+	s.Hung = hung
+
+	return s, err
 }
 
 func drawStatus(t *table, s status.Status) {
@@ -106,6 +113,8 @@ func drawStatus(t *table, s status.Status) {
 
 func drawAgent(t *table, s status.Status) {
 	switch {
+	case s.Hung != "":
+		t.note("agent     " + s.Hung + ": what is programmed stays in force, changes are not followed")
 	case !s.Running && len(s.Maps) == 0:
 		t.note("agent     not running, and nothing is programmed")
 	case !s.Running:

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -46,7 +47,9 @@ type Config struct {
 	Stream    *kube.Stream
 	APIServer string
 
-	Datapath          datapath.Config
+	Datapath datapath.Config
+	// FlowMemory is what the flow tables of Datapath take, in bytes.
+	FlowMemory        uint64
 	NodePortAddresses lb.NodePortAddresses
 	// Local selects how devices distinguish pods of this node from other clients.
 	Local node.LocalDetector
@@ -198,6 +201,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	// both take long.
 	group.Go(func() error { return p.source.Run(ctx) })
 	group.Go(func() (err error) {
+		warnOfLimits(cfg)
 		dp, err := datapath.Open(cfg.Datapath)
 		if err != nil {
 			return err
@@ -287,9 +291,14 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 		})
 	}
 	group.Go(func() error {
-		return node.Watch(ctx, node.Config{Log: cfg.Log, Bypassed: datapath.Bypassed, Rules: cfg.Devices, Update: func(state node.State) {
+		err := node.Watch(ctx, node.Config{Log: cfg.Log, Bypassed: datapath.Bypassed, Rules: cfg.Devices, Update: func(state node.State) {
 			p.queue.Enqueue(func(m *model) { m.here.SetState(state) })
 		}})
+		if errors.Is(err, unix.EPERM) {
+			err = fmt.Errorf("this process may not follow the node's devices, which takes NET_ADMIN: %w", err)
+		}
+
+		return err
 	})
 	group.Go(func() error { return a.newStatusServer(dp, m, started).Run(ctx) })
 	group.Go(func() error { return m.hooks.Run(ctx) })
@@ -307,6 +316,18 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	p.events.Start(cfg.Version, missing)
 
 	return group.Wait()
+}
+
+// warnOfLimits logs limits that an agent may reach, before it does.
+func warnOfLimits(cfg Config) {
+	if files, err := datapath.MaxFiles(); err == nil && files < datapath.NeededFiles {
+		cfg.Log.Warn("the limit of open files is low: maps of many Services and programs at devices take more", "limit", files, "enough", datapath.NeededFiles)
+	}
+	memory, err := node.ReadMemory()
+	if need := datapath.Need(cfg.FlowMemory); err == nil && memory.LimitedBy != "" && memory.Limit < need {
+		cfg.Log.Warn("the limit of memory is low: flow tables and maps of 10,000 Services take more",
+			"limitMiB", memory.Limit>>20, "file", memory.LimitedBy, "enoughMiB", need>>20, "flowTablesMiB", cfg.FlowMemory>>20)
+	}
 }
 
 // alwaysThroughStack returns why packets to backends on other nodes have to pass the network stack
@@ -381,6 +402,11 @@ func (a *agent) newGatherers(dp *datapath.Datapath, m monitors, backends *health
 func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.Time) status.Server {
 	return status.Server{
 		Socket: a.cfg.Socket, Log: a.cfg.Log, Tables: a.tables,
+		Ping: func(ctx context.Context) error {
+			_, err := queue.Ask(ctx, a.queue, func() struct{} { return struct{}{} })
+
+			return err
+		},
 		Status: func(ctx context.Context) (status.Status, error) {
 			s, err := queue.Ask(ctx, a.queue, a.status)
 			s.Started = started

@@ -125,7 +125,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		BackendHandshakes: cfg.BackendHandshakes && cfg.Handshakes && features.Tracing,
 	})
 	if err != nil {
-		return nil, err
+		return nil, explainLimit(err)
 	}
 	inode, err := node.NetnsInode()
 	if err != nil {
@@ -148,7 +148,11 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		Resteer:   cfg.Resteer,
 		ProbeAddr: ProbeAddr.Addr(),
 	}
-	programs := sync.OnceValues(func() (*bpf.Programs, error) { return bpf.Load(pinned, config) })
+	programs := sync.OnceValues(func() (*bpf.Programs, error) {
+		loaded, err := bpf.Load(pinned, config)
+
+		return loaded, explainLimit(err)
+	})
 	go programs()
 
 	return &Datapath{

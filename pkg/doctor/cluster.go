@@ -226,6 +226,9 @@ func checkAgent(n Node) []Finding {
 			"Start the agent, or remove what it left with sluice cleanup.")
 	case errors.Is(err, status.ErrNotRunning):
 		return ok("no agent runs, and nothing is programmed")
+	case errors.Is(err, status.ErrHung):
+		return problem(err.Error()+": what is programmed stays in force, and changes are not followed",
+			"Look at its log, and whether it gets CPU time; the kubelet restarts it when /livez has failed for long enough.")
 	case err != nil:
 		return unseen(err)
 	case s.Well():

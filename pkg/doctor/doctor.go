@@ -62,6 +62,7 @@ var checks = []check{
 	{"seccomp", checkSeccomp, func(n Node) error { return n.Process.Err }},
 	{"memlock", checkMemlock, func(n Node) error { return n.Kernel.Err }},
 	{"memory", checkMemory, func(n Node) error { return n.Memory.Err }},
+	{"descriptors", checkDescriptors, func(n Node) error { return n.Files.Err }},
 	{"cgroup", checkCgroup, nil},
 	{"bpffs", checkBPFFS, nil},
 	{"pins", checkPins, nil},

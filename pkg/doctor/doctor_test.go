@@ -36,7 +36,8 @@ func healthy() Node {
 		}},
 		JIT:     Fact[int]{Value: 1},
 		Memlock: Fact[uint64]{Value: 8 << 20},
-		Memory:  Fact[uint64]{Value: 2 << 30},
+		Memory:  Fact[node.Memory]{Value: node.Memory{Free: 2 << 30}},
+		Files:   Fact[uint64]{Value: 1 << 20},
 		Process: Fact[Process]{Value: Process{Capabilities: 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_NET_ADMIN}},
 		Cgroup:  Fact[datapath.Cgroup]{Value: datapath.Cgroup{Path: "/sys/fs/cgroup", Relative: "/", WholeMachine: true}},
 		Config:  Config{BPFRoot: "/sys/fs/bpf/sluice", FlowMemory: 64 << 20, Model: node.ModelConfig{NodeName: "node-1"}},
@@ -137,7 +138,17 @@ var patients = []struct {
 		n.Kernel.Value = Kernel{"5.10.0-36-amd64", Version{5, 10}}
 		n.Process.Value.Capabilities |= 1 << unix.CAP_SYS_RESOURCE
 	}},
-	{"memory", "too little", func(n *Node) { n.Memory.Value = 100 << 20 }},
+	{"memory", "too little", func(n *Node) { n.Memory.Value.Free = 100 << 20 }},
+	{"memory", "limited to too little", func(n *Node) {
+		n.Memory.Value = node.Memory{Free: 120 << 20, Limit: 128 << 20, LimitedBy: "/sys/fs/cgroup/kubepods/memory.max"}
+	}},
+	{"memory", "too little, with some maps of an earlier agent", func(n *Node) {
+		n.Memory.Value.Free, n.Pins.Value.Folders = 100<<20, []string{"/sys/fs/bpf/sluice/v3"}
+	}},
+	{"memory", "little, with all maps of an earlier agent", func(n *Node) {
+		n.Memory.Value.Free, n.Pins.Value = 100<<20, Pins{Folders: []string{"/sys/fs/bpf/sluice/v3"}, Complete: true}
+	}},
+	{"descriptors", "few", func(n *Node) { n.Files.Value = 400 }},
 	{"cgroup", "version 1 only", func(n *Node) { n.Cgroup.Err = datapath.ErrNoCgroup2 }},
 	{"cgroup", "hybrid", func(n *Node) { n.CgroupV1 = true }},
 	{"cgroup", "of a container", func(n *Node) { n.Cgroup.Value = datapath.Cgroup{Path: "/sys/fs/cgroup", Relative: "/"} }},
@@ -357,6 +368,7 @@ var patients = []struct {
 			Errors: []status.ServiceError{{Service: "default/web", Error: "no room"}},
 		}}
 	}},
+	{"agent", "which hangs", func(n *Node) { n.Agent.Err = fmt.Errorf("%w within 2s", status.ErrHung) }},
 	{"agent", "which has ended", func(n *Node) { n.Pins.Value.Folders = []string{"/sys/fs/bpf/sluice/v3"} }},
 }
 
@@ -421,6 +433,7 @@ func TestUnseen(t *testing.T) {
 		{"capabilities seccomp", func(n *Node) { n.Process.Err = lost }},
 		{"memory", func(n *Node) { n.Memory.Err = lost }},
 		{"pins", func(n *Node) { n.Pins.Err = lost }},
+		{"descriptors", func(n *Node) { n.Files.Err = lost }},
 		{"cgroup-hooks cilium calico", func(n *Node) { n.CgroupPrograms.Err = lost }},
 		{"device-hooks cilium calico", func(n *Node) { n.DevicePrograms.Err = lost }},
 		{"device-hooks ipvs rp-filter mtu", func(n *Node) { n.Devices.Err = lost }},
@@ -453,7 +466,7 @@ func TestNothingSeen(t *testing.T) {
 	err := fmt.Errorf("nothing: %w", unix.EPERM)
 	n := Node{
 		Kernel: Fact[Kernel]{Err: err}, Features: Fact[datapath.Features]{Err: err}, JIT: Fact[int]{Err: err},
-		Memory: Fact[uint64]{Err: err}, Process: Fact[Process]{Err: err}, Pins: Fact[Pins]{Err: err},
+		Memory: Fact[node.Memory]{Err: err}, Files: Fact[uint64]{Err: err}, Process: Fact[Process]{Err: err}, Pins: Fact[Pins]{Err: err},
 		CgroupPrograms: foreign(), Devices: Fact[[]Device]{Err: err}, Netfilter: Fact[node.Netfilter]{Err: err},
 		IPsecPolicies: Fact[int]{Err: err}, IPForward: Fact[Forwarding]{Err: err}, Ephemeral: Fact[[]bpf.PortRange]{Err: err},
 		APIServer: Fact[APIServer]{Err: err}, Agent: Fact[status.Status]{Err: err}, State: Fact[node.State]{Err: err},

@@ -112,20 +112,34 @@ func checkMemlock(n Node) []Finding {
 		"Add the capability SYS_RESOURCE (deploy/components/sys-resource), or set ulimit -l unlimited.")
 }
 
-// agentMemory is what the agent and its maps take beside the flow tables, in a cluster of 10,000 Services.
-const agentMemory = 128 << 20
-
+// checkMemory compares what is left in the machine, and in the cgroup of this process, with what an agent needs at its start.
+// An earlier agent may have made the maps: then the kernel has most of it already.
 func checkMemory(n Node) []Finding {
-	free := size(n.Memory.Value)
-	if n.Pins.Err == nil && len(n.Pins.Value.Folders) > 0 {
-		return ok("%s are free, and the maps are there already", free)
+	memory, need := n.Memory.Value, datapath.Need(n.Config.FlowMemory)
+	free := size(memory.Free) + " are free"
+	remedy := "Free memory, or set a smaller --flow-table-memory."
+	if memory.LimitedBy != "" {
+		free += fmt.Sprintf(", with the limit of %s (%s)", size(memory.Limit), memory.LimitedBy)
+		remedy = "Raise the limit (resources.limits.memory of the chart), or set a smaller --flow-table-memory."
 	}
-	seen := fmt.Sprintf("%s are free; the agent takes %s for flow tables at its start, and some %s beside", free, size(n.Config.FlowMemory), size(agentMemory))
-	if n.Memory.Value < n.Config.FlowMemory+agentMemory {
-		return problem(seen, "Free memory, or set a smaller --flow-table-memory.")
+	if n.Pins.Err == nil && n.Pins.Value.Complete {
+		return ok("%s, and the maps are there already", free)
+	}
+	seen := fmt.Sprintf("%s; the agent takes %s for flow tables at its start, and some %s beside", free, size(n.Config.FlowMemory), size(need-n.Config.FlowMemory))
+	if memory.Free < need {
+		return problem(seen, remedy)
 	}
 
 	return ok("%s", seen)
+}
+
+func checkDescriptors(n Node) []Finding {
+	if n.Files.Value < datapath.NeededFiles {
+		return warning(fmt.Sprintf("a process may have %d files open: maps of many Services and programs at devices take up to %d", n.Files.Value, datapath.NeededFiles),
+			"Raise the limit: LimitNOFILE of the container runtime, or ulimit -Hn.")
+	}
+
+	return ok("a process may have %d files open", n.Files.Value)
 }
 
 // size formats a number of bytes.

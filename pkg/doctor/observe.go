@@ -86,6 +86,7 @@ func (p Process) has(capability string) bool {
 // Pins are what is pinned below the bpf root.
 type Pins struct {
 	Folders    []string
+	Complete   bool     // all maps of this build's layout are there
 	Others     []string // of builds with another layout
 	Unreadable error    // why this build cannot read those of its own layout
 }
@@ -100,8 +101,10 @@ type Node struct {
 	Features Fact[datapath.Features]
 	JIT      Fact[int]    // net.core.bpf_jit_enable
 	Memlock  Fact[uint64] // limit of locked memory
-	Memory   Fact[uint64] // that is available, in bytes
-	Process  Fact[Process]
+	Memory   Fact[node.Memory]
+	// Files is how many files a process may have open.
+	Files   Fact[uint64]
+	Process Fact[Process]
 
 	Cgroup   Fact[datapath.Cgroup]
 	CgroupV1 bool  // is mounted, too
@@ -143,8 +146,8 @@ func (n Node) byClsact() bool {
 func Observe(ctx context.Context, cfg Config) Node {
 	n := Node{
 		Config: cfg,
-		Kernel: look(readKernel), Features: look(datapath.ProbeFeatures), Memlock: look(readMemlock), Memory: look(readMemory),
-		JIT:     look(readJIT),
+		Kernel: look(readKernel), Features: look(datapath.ProbeFeatures), Memlock: look(readMemlock), Memory: look(node.ReadMemory),
+		JIT: look(readJIT), Files: look(datapath.MaxFiles),
 		Process: look(readProcess),
 		BPFFS:   datapath.CheckBPFRoot(cfg.BPFRoot),
 		Cgroup: look(func() (datapath.Cgroup, error) {
@@ -238,21 +241,6 @@ func readMemlock() (uint64, error) {
 	return limit.Cur, err
 }
 
-// readMemory returns the memory that is available without swapping.
-func readMemory() (uint64, error) {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, err
-	}
-	_, after, _ := strings.Cut(string(text), "MemAvailable:")
-	var kilobytes uint64
-	if _, err := fmt.Sscan(after, &kilobytes); err != nil {
-		return 0, fmt.Errorf("/proc/meminfo: MemAvailable: %w", err)
-	}
-
-	return kilobytes << 10, nil
-}
-
 func readProcess() (Process, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -294,6 +282,8 @@ func readPins(root string) (Pins, error) {
 	if err != nil {
 		return p, err
 	}
+
+	p.Complete = true
 
 	return p, pinned.Close()
 }

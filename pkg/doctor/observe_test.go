@@ -104,7 +104,7 @@ func TestObserve(t *testing.T) {
 	if n.BPFFS == nil {
 		t.Error("a temporary folder is on bpffs")
 	}
-	if n.Memory.Err != nil || n.Memory.Value < 1<<20 || n.Memlock.Err != nil || n.JIT.Err != nil {
+	if n.Memory.Err != nil || n.Memory.Value.Free < 1<<20 || n.Memlock.Err != nil || n.JIT.Err != nil {
 		t.Errorf("memory %+v, memlock %+v, JIT %+v", n.Memory, n.Memlock, n.JIT)
 	}
 	if os.Geteuid() == 0 && !n.Process.Value.has("NET_ADMIN") {

@@ -50,7 +50,7 @@ func (i *inquiry) listEndpoints(ctx context.Context) error {
 	name, _, _ := strings.Cut(i.Service, ":")
 	selection, err := i.Agent.Selection(ctx, name, i.key)
 	if errors.Is(err, status.ErrNotRunning) {
-		err = status.ErrNotRunning
+		err = status.ErrNotRunning // without the path of the socket
 	}
 	if err != nil {
 		i.missing("endpoints that are not eligible, and why: %v", err)

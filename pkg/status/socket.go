@@ -32,13 +32,21 @@ const DefaultSocket = "/run/sluice/agent.sock"
 // ErrNotRunning is returned by a [Client] when no agent answers.
 var ErrNotRunning = errors.New("no agent is running")
 
+// ErrHung is returned by a [Client] when an agent runs, and its loop does not answer in time.
+var ErrHung = errors.New("the agent does not answer")
+
+// pingTimeout limits how long the loop of an agent may take to answer, before a [Client] asks it for anything: an agent
+// that is busy answers within milliseconds.
+const pingTimeout = 2 * time.Second
+
 // Server answers the other verbs for an agent.
 type Server struct {
 	Socket string
 	Log    *slog.Logger
 
-	// Status returns the fields of [Status] that the agent's loop knows, Model all
-	// that it knows of Services. Both ask the loop, and any goroutine may call them.
+	// Ping asks the loop for nothing. Status returns the fields of [Status] that the agent's loop knows, Model all
+	// that it knows of Services. All ask the loop, and any goroutine may call them.
+	Ping   func(context.Context) error
 	Status func(context.Context) (Status, error)
 	Model  func(context.Context) (Model, error)
 	Tables maps.Tables
@@ -67,6 +75,7 @@ func (s Server) Run(ctx context.Context) error {
 	}
 
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /ping", s.answer(func(r *http.Request) (any, error) { return struct{}{}, s.Ping(r.Context()) }))
 	mux.HandleFunc("GET /status", s.answer(func(r *http.Request) (any, error) { return s.status(r.Context()) }))
 	mux.HandleFunc("GET /services", s.answer(func(r *http.Request) (any, error) {
 		model, err := s.Model(r.Context())
@@ -190,8 +199,8 @@ func NewClient(socket string) *Client {
 	}}
 }
 
-// Status returns the state of the agent. The error wraps [ErrNotRunning] if none answers,
-// as do the errors of the other methods.
+// Status returns the state of the agent. The error wraps [ErrNotRunning] if none runs, and [ErrHung] if
+// one does not answer in time, as do the errors of the other methods.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	return ask[Status](ctx, c, "/status")
 }
@@ -217,7 +226,23 @@ func (c *Client) Selection(ctx context.Context, service string, key lb.FrontendK
 	return ask[Selection](ctx, c, "/selection?"+query.Encode())
 }
 
+// ask gets an answer of the agent, which may take long to compute, once its loop has shown that it does answer.
 func ask[T any](ctx context.Context, c *Client, path string) (T, error) {
+	limited, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	if _, err := get[struct{}](limited, c, "/ping"); err != nil {
+		var none T
+		if limited.Err() != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%w within %v", ErrHung, pingTimeout)
+		}
+
+		return none, err
+	}
+
+	return get[T](ctx, c, path)
+}
+
+func get[T any](ctx context.Context, c *Client, path string) (T, error) {
 	var value T
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
 	if err != nil {

@@ -24,6 +24,7 @@ func serve(t *testing.T, state *lb.State) *Client {
 		Socket: filepath.Join(t.TempDir(), "below", "agent.sock"),
 		Log:    slog.New(slog.DiscardHandler),
 		Tables: maps.NewFakes(100).Tables,
+		Ping:   func(context.Context) error { return nil },
 		Model: func(context.Context) (Model, error) {
 			return Model{
 				Snapshots: slices.Collect(state.Snapshots()), Resolve: lb.Snapshot.Resolve,
@@ -162,4 +163,29 @@ func TestSocketHasOneAgent(t *testing.T) {
 		t.Fatalf("after its end: %v", err)
 	}
 	release()
+}
+
+// An agent whose loop hangs is told within two seconds, whatever is asked.
+func TestAgentThatHangs(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	lab.MustRun(t, Server{
+		Socket: socket, Log: slog.New(slog.DiscardHandler),
+		Ping:   func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+		Status: func(context.Context) (Status, error) { t.Error("it is asked nevertheless"); return Status{}, nil },
+		Model:  func(context.Context) (Model, error) { t.Error("it is asked nevertheless"); return Model{}, nil },
+	}.Run)
+	client := NewClient(socket)
+	lab.Eventually(t, "the server listens", func() bool { _, err := os.Stat(socket); return err == nil })
+	for name, ask := range map[string]func() error{
+		"status":   func() error { _, err := client.Status(t.Context()); return err },
+		"services": func() error { _, err := client.Services(t.Context()); return err },
+	} {
+		begin := time.Now()
+		if err := ask(); !errors.Is(err, ErrHung) || err.Error() != "the agent does not answer within 2s" {
+			t.Errorf("%s: %v, want %v", name, err, ErrHung)
+		}
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("%s took %v", name, took)
+		}
+	}
 }

@@ -20,7 +20,9 @@ import (
 
 // Status is the state of an agent and its node, which `sluice status` shows.
 type Status struct {
-	Running bool      `json:"running"` // an agent has answered
+	Running bool `json:"running"` // an agent has answered
+	// Hung is why an agent that runs has not answered, empty if it has or if none runs.
+	Hung    string    `json:"hung,omitempty"`
 	Version string    `json:"version,omitempty"`
 	Node    string    `json:"node,omitempty"`
 	Source  string    `json:"source,omitempty"` // where Services come from

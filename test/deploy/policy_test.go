@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-lb/sluice/pkg/datapath"
 )
 
 // granted are the capabilities that the agent needs; TestDeploy takes each away.
@@ -66,14 +68,15 @@ func TestPolicy(t *testing.T) {
 				"a root that is not written to":          *security.ReadOnlyRootFilesystem,
 				"the runtime's seccomp profile":          pod.SecurityContext.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault,
 				// One that is named is required, and not every node has AppArmor.
-				"no AppArmor profile by name": pod.SecurityContext.AppArmorProfile == nil && security.AppArmorProfile == nil,
-				"no capability by default":    slices.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}),
-				"the image by a name alone":   m.container().Image == cmp.Or(is.image, "sluice"),
-				"these capabilities":          slices.Equal(security.Capabilities.Add, slices.Concat(granted, is.added)),
-				"requests, and no limits":     len(m.container().Resources.Requests) == 2 && len(m.container().Resources.Limits) == 0,
-				"its own selector":            !strings.Contains(m.daemonSet.Spec.Selector.String(), "kube-proxy"),
-				"its label":                   m.daemonSet.Spec.Template.Labels["k8s-app"] == is.k8sApp,
-				"few pods at a time":          m.daemonSet.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String() == "10%",
+				"no AppArmor profile by name":                            pod.SecurityContext.AppArmorProfile == nil && security.AppArmorProfile == nil,
+				"no capability by default":                               slices.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}),
+				"the image by a name alone":                              m.container().Image == cmp.Or(is.image, "sluice"),
+				"these capabilities":                                     slices.Equal(security.Capabilities.Add, slices.Concat(granted, is.added)),
+				"requests, and no limits":                                len(m.container().Resources.Requests) == 2 && len(m.container().Resources.Limits) == 0,
+				"memory for the agent, its maps and 64Mi of flow tables": m.container().Resources.Requests.Memory().Value() >= int64(datapath.Need(64<<20)),
+				"its own selector":                                       !strings.Contains(m.daemonSet.Spec.Selector.String(), "kube-proxy"),
+				"its label":                                              m.daemonSet.Spec.Template.Labels["k8s-app"] == is.k8sApp,
+				"few pods at a time":                                     m.daemonSet.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String() == "10%",
 			} {
 				if !kept {
 					t.Errorf("broken: %s", rule)
