@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-const underAgent = "pkg/queue pkg/decision pkg/events pkg/kube pkg/node pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb bpf maps"
+const underAgent = "pkg/queue pkg/decision pkg/events pkg/kube pkg/node pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb pkg/maglev bpf maps"
 
 // ownImports lists which packages of this repository a package may import. Imports point one way.
 var ownImports = map[string]string{

@@ -103,7 +103,7 @@ func newSimulation(t testing.TB, n int, settings maps.Pool) *simulation {
 	}
 	var table []uint32
 	if maps.Hashes(settings.Algorithm) {
-		for _, i := range maglev.Table(addrs) {
+		for _, i := range maglev.Table(addrs, maglev.DefaultSize) {
 			table = append(table, s.backends[i])
 		}
 	}
@@ -122,6 +122,19 @@ func (s *simulation) step(op healStepOp, backend, client int, cause maps.HealthC
 	if backend >= 0 {
 		in.BackendId = s.backends[backend]
 	}
+
+	return s.runStep(in)
+}
+
+// pick returns the id of the backend that a new connection of a hash gets.
+func (s *simulation) pick(seed uint32) uint32 {
+	s.t.Helper()
+
+	return s.runStep(healStep{Now: uint64(s.now), Op: uint32(healStepOpSTEP_PICK), PoolId: s.pool, Client: 1, Seed: seed})
+}
+
+func (s *simulation) runStep(in healStep) uint32 {
+	s.t.Helper()
 	var data bytes.Buffer
 	lab.Must(s.t, binary.Write(&data, binary.NativeEndian, in))
 	got, err := s.program.Run(&ebpf.RunOptions{Data: data.Bytes()})
@@ -295,6 +308,39 @@ func TestHealDead(t *testing.T) {
 				t.Errorf("it got %d of the last 1,000 connections", share)
 			}
 		})
+	}
+}
+
+// What a suspect loses by a table goes to all others alike, and of each client always to the same one.
+func TestHealSpreadsByTable(t *testing.T) {
+	const n, suspect = 12, 3
+	s := newSimulation(t, n, maps.Pool{Algorithm: maps.AlgorithmMaglev})
+	pool := s.tables.Pools.Get(s.pool)
+	lab.Must(t, s.tables.Health.Put(maps.Index(s.backends[suspect]), maps.BackendHealth{
+		Id: s.backends[suspect], Suspected: uint64(s.now), Until: uint64(s.now + time.Hour), Level: 1,
+	}))
+	got, lost := make(map[uint32]int), 0
+	for at := range pool.TableSize {
+		if s.tables.Slots.Get(pool.TableBase+at) != s.backends[suspect] {
+			continue
+		}
+		lost++
+		seed := uint32((uint64(at)<<32 + 1<<31) / uint64(pool.TableSize)) // in the middle of the entry
+		to := s.pick(seed)
+		got[to]++
+		if again := s.pick(seed); again != to {
+			t.Fatalf("seed %#x gets backend %d, and then %d", seed, to, again)
+		}
+	}
+	mean, chi := float64(lost)/(n-1), 0.0
+	for i, id := range s.backends {
+		if i != suspect {
+			chi += (float64(got[id]) - mean) * (float64(got[id]) - mean) / mean
+		}
+	}
+	const limit = 46.9 // of ten degrees of freedom, exceeded once in a million
+	if got[s.backends[suspect]] > 0 || chi > limit {
+		t.Errorf("of %d entries of a suspect, the others get %v (chi-square %.1f, want at most %.1f)", lost, got, chi, limit)
 	}
 }
 

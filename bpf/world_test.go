@@ -258,7 +258,7 @@ func (w *world) newTable(p *published, algorithm uint8, to []string) []uint32 {
 		addrs[i] = w.family.addrPort(at(backend))
 	}
 	var ids []uint32
-	for _, i := range maglev.Table(addrs) {
+	for _, i := range maglev.Table(addrs, maglev.DefaultSize) {
 		ids = append(ids, p.backends[to[i]])
 		p.table = append(p.table, to[i])
 	}

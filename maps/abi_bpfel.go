@@ -126,6 +126,7 @@ const (
 	abiChunkCHUNK_BACKENDS  abiChunk = 4096
 	abiChunkCHUNK_COUNTS    abiChunk = 256
 	abiChunkMAX_CHUNKS      abiChunk = 1024
+	abiChunkMAX_SLOT_CHUNKS abiChunk = 16384
 )
 
 type abiCidrCover uint32

@@ -26,11 +26,11 @@ type Array[V any] struct {
 	chunks []atomic.Pointer[byte] // the memory of each; nil: it does not exist
 }
 
-// newArray returns an array without chunks. Grow makes chunks until there are at least that many,
-// and returns the memory of each.
-func newArray[V any](name string, perChunk int, grow func(chunks int) ([]unsafe.Pointer, error)) *Array[V] {
-	a := &Array[V]{name: name, perChunk: perChunk, grow: grow, chunks: make([]atomic.Pointer[byte], maxChunks)}
-	a.limit.Store(int64(perChunk) * int64(maxChunks))
+// newArray returns an array without chunks, which can have most of them. Grow makes chunks until there
+// are at least that many, and returns the memory of each.
+func newArray[V any](name string, perChunk, most int, grow func(chunks int) ([]unsafe.Pointer, error)) *Array[V] {
+	a := &Array[V]{name: name, perChunk: perChunk, grow: grow, chunks: make([]atomic.Pointer[byte], most)}
+	a.limit.Store(int64(perChunk) * int64(most))
 
 	return a
 }
@@ -39,7 +39,7 @@ func newArray[V any](name string, perChunk int, grow func(chunks int) ([]unsafe.
 func NewFakeArray[V any](name string, limit int) *Array[V] {
 	perChunk := max(64, (limit+maxChunks-1)/maxChunks)
 	var memory []unsafe.Pointer
-	a := newArray[V](name, perChunk, func(chunks int) ([]unsafe.Pointer, error) {
+	a := newArray[V](name, perChunk, maxChunks, func(chunks int) ([]unsafe.Pointer, error) {
 		for len(memory) < chunks {
 			words := make([]uint64, perChunk*stride[V]()/8)
 			memory = append(memory, unsafe.Pointer(&words[0]))
@@ -71,7 +71,7 @@ func (a *Array[V]) Name() string { return a.name }
 func (a *Array[V]) Limit() int { return int(a.limit.Load()) }
 
 // SetLimit sets a limit below that of the map itself.
-func (a *Array[V]) SetLimit(places int) { a.limit.Store(int64(min(places, a.perChunk*maxChunks))) }
+func (a *Array[V]) SetLimit(places int) { a.limit.Store(int64(min(places, a.perChunk*len(a.chunks)))) }
 
 // Len returns the number of places that exist: all up to the end of the last chunk.
 func (a *Array[V]) Len() int {

@@ -71,7 +71,7 @@ func (c *chunked) adopt() error {
 // openPinned opens the pinned chunks that are not open yet. It returns an error wrapping
 // [ErrStale] if one has another layout or another size.
 func (c *chunked) openPinned() error {
-	for i := len(c.chunks); i < maxChunks; i++ {
+	for i := len(c.chunks); ; i++ {
 		m, err := ebpf.LoadPinnedMap(c.pin(i), nil)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -88,8 +88,6 @@ func (c *chunked) openPinned() error {
 		}
 		c.chunks = append(c.chunks, m)
 	}
-
-	return nil
 }
 
 // have returns chunk i, or nil.
@@ -272,8 +270,7 @@ func (c *chunked) close() error {
 // mapArray returns the array with the chunks of c, all of them mapped, after making at least that
 // many.
 func mapArray[V any](c *chunked, least int) (*Array[V], error) {
-	a := newArray[V](c.name, int(c.inner.MaxEntries), c.open)
-	a.SetLimit(int(c.outer.MaxEntries()) * a.perChunk)
+	a := newArray[V](c.name, int(c.inner.MaxEntries), int(c.outer.MaxEntries()), c.open)
 
 	return a, a.Reserve(max(len(c.chunks), least) * a.perChunk)
 }

@@ -86,7 +86,7 @@ struct slot_chunk {
 /* Backend ids. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, MAX_CHUNKS);
+	__uint(max_entries, MAX_SLOT_CHUNKS);
 	__type(key, __u32);
 	__array(values, struct slot_chunk);
 } sl_slots SEC(".maps");

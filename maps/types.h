@@ -153,6 +153,7 @@ enum chunk {
 	CHUNK_BACKENDS = 4096,
 	CHUNK_COUNTS = 256,
 	MAX_CHUNKS = 1024,
+	MAX_SLOT_CHUNKS = 16384, /* a pool that hashes takes a chunk */
 };
 
 /*

@@ -331,16 +331,18 @@ static __always_inline bool leaves(const struct pool *pool, __u32 id, __u64 now)
 }
 
 /*
- * well_backend returns the id of a backend among the count slots from base on that is no suspect: the
- * next one along a table, or a random one. It returns 0 if it finds none. It is global, so that the
- * verifier walks it once.
+ * well_backend returns the id of a backend among the count slots from base on that is no suspect: one
+ * that follows from the seed, if they are a table, so that all others get even parts of what the suspect
+ * would have got, and each client the same backend on every node; else a random one. It returns 0 if it
+ * finds none. It is global, so that the verifier walks it once.
  */
 __noinline __u32 well_backend(__u32 base, __u32 count, __u32 seed, __u32 is_table)
 {
-	__u32 at = ((__u64)seed * count) >> 32, i, slot;
+	__u32 i, slot;
 
 	for (i = 1; i <= MAX_COMPARED && count; i++) {
-		slot = base + (is_table ? (at + i) % count : random_below(count));
+		seed = is_table ? seed * 0x9e3779b1 + 1 : bpf_get_prandom_u32();
+		slot = base + (((__u64)seed * count) >> 32);
 		if (!is_suspect_at(slot))
 			return slot_at(slot);
 	}

@@ -110,6 +110,8 @@ var configs = []struct {
 	{"the automatic way of forwarding", "", nil, func(c agent.Config) any { return c.ThroughStack }, false},
 	{"forwarding through the stack", "", []string{"--forwarding=stack"}, func(c agent.Config) any { return c.ThroughStack }, true},
 	{"the number of backends with metrics", "", []string{"--backend-metrics=7"}, func(c agent.Config) any { return c.BackendMetrics }, 7},
+	{"the size of tables by hash", "", []string{"--hash-table-size=1021"}, func(c agent.Config) any { return c.HashTableSize }, 1021},
+	{"large tables by hash", "", nil, func(c agent.Config) any { return c.HashTableSize }, 16381},
 	{"handshakes measured", "", nil, func(c agent.Config) any { return c.Datapath.Handshakes }, true},
 	{"no handshakes measured", "", []string{"--handshake-metrics=false"}, func(c agent.Config) any { return c.Datapath.Handshakes }, false},
 	{"the number of Services with metrics", "", []string{"--service-metrics=7"}, func(c agent.Config) any { return c.ServiceMetrics }, 7},

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/config"
+	"github.com/sluice-lb/sluice/pkg/maglev"
 )
 
 // agentFlags are the flags of `sluice agent`: kube-proxy's, and Sluice's own. The
@@ -52,6 +54,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	f.StringVar(&flags.heal, "heal", "eject", "what is done about backends that do not answer, until Kubernetes notices: off, eject (new connections go to others) or resteer (and those that have begun, too)")
 	f.IntVar(&wanted.ServiceMetrics, "service-metrics", 1000, "how many Services have metrics of their own, the others share one; 0 switches them off")
 	f.BoolVar(&wanted.Datapath.Handshakes, "handshake-metrics", true, "measure TCP handshakes and retransmissions of Services' clients at sockets, from Linux 5.11 on; switched off, no program runs at tracepoints for it")
+	f.IntVar(&wanted.HashTableSize, "hash-table-size", maglev.DefaultSize, "the entries in the table of each Service that hashes (sh, dh, maglev): 251, 509, 1021, 2039, 4093, 8191 or 16381, on all nodes the same. A smaller one takes less memory; more flows move when a backend comes or goes, and parts are less even")
 	f.IntVar(&wanted.BackendMetrics, "backend-metrics", 0, "how many backends have metrics of their own: open connections and TCP handshakes; 0 switches them off")
 	f.BoolVar(&wanted.FailFast, "fail-fast", false, "end if not everything can be attached at the first try, instead of trying again")
 	f.BoolVar(&flags.dryRun, "dry-run", false, "print what would be programmed, as 'sluice services' does, and change nothing")
@@ -69,6 +72,8 @@ func (f *agentFlags) validate(s *settings) error {
 		return errors.New("--manifests: --master is given too, and Services come from one of them")
 	case f.wanted.ServiceMetrics < 0:
 		return errors.New("--service-metrics: it must not be negative")
+	case !slices.Contains(maglev.Sizes, f.wanted.HashTableSize):
+		return fmt.Errorf("--hash-table-size: %d is none of %s", f.wanted.HashTableSize, strings.Trim(fmt.Sprint(maglev.Sizes), "[]"))
 	case f.wanted.BackendMetrics < 0:
 		return errors.New("--backend-metrics: it must not be negative")
 	}

@@ -62,6 +62,9 @@ type Config struct {
 	MasqueradeAll bool
 	// Algorithm is used for Services that do not name one.
 	Algorithm lb.Algorithm
+	// HashTableSize is the size of the tables of Services that hash, one of [maglev.Sizes], or zero
+	// for [maglev.DefaultSize].
+	HashTableSize int
 	// Healing is what is done about backends that do not answer. Services can limit it.
 	Healing lb.Healing
 	// PodOptOut lets Pods and Namespaces opt out of translation at sockets: see
@@ -221,7 +224,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	if err := dp.LogSizes(cfg.Log); err != nil {
 		return err
 	}
-	writer, err := reconcile.New(reconcile.Config{Tables: tables})
+	writer, err := reconcile.New(reconcile.Config{Tables: tables, TableSize: cfg.HashTableSize})
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/maglev"
 	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/queue"
@@ -17,13 +18,14 @@ import (
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
-// dryRunSlots is the capacity of the real slots map.
+// dryRunSlots is the capacity of the slots map of a dry run, whose tables by hash are small: nothing is
+// looked up in them.
 const dryRunSlots = 1 << 21
 
 // DryRun reads all Services once and returns how [Run] would program them, without
 // touching the kernel: cfg needs no Datapath and no Socket.
 func DryRun(ctx context.Context, cfg Config) ([]status.Service, error) {
-	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(dryRunSlots).Tables})
+	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(dryRunSlots).Tables, TableSize: maglev.Sizes[0]})
 	if err != nil {
 		return nil, err
 	}

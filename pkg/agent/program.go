@@ -62,7 +62,7 @@ func (a *agent) decideOn(names []lb.ServiceName) (room maps.Room) {
 	}
 	decisions := a.resolve.DecideAll(changed)
 	for i, s := range changed {
-		room = room.Plus(decisions[i].Planned.Room())
+		room = room.Plus(a.writer.RoomOf(decisions[i].Planned))
 		a.enforce(s.Service, decisions[i])
 	}
 
@@ -212,7 +212,7 @@ func (a *agent) startHeavy() {
 	used := a.writer.Room()
 	go func() {
 		d := a.resolve.Decide(s)
-		a.reserve(used.Plus(d.Planned.Room()))
+		a.reserve(used.Plus(a.writer.RoomOf(d.Planned)))
 		a.queue.Enqueue(func(*model) {
 			if a.heavy.End() {
 				a.enforce(s.Service, d)

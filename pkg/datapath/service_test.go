@@ -94,7 +94,7 @@ func (s *service) newTable(backends []uint32) []uint32 {
 		addrs[i] = netip.MustParseAddrPort(s.to[slices.Index(s.backends, id)])
 	}
 	var table []uint32
-	for _, i := range maglev.Table(addrs) {
+	for _, i := range maglev.Table(addrs, maglev.DefaultSize) {
 		table = append(table, backends[i])
 	}
 

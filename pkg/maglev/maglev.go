@@ -17,8 +17,8 @@ import (
 // addresses and not on their order; if a backend is added or removed and the size stays,
 // few entries of other backends change. Backends must not repeat. Without backends, the
 // table is empty.
-func Table(backends []netip.AddrPort) []int {
-	table := make([]int, Size(len(backends)))
+func Table(backends []netip.AddrPort, usual int) []int {
+	table := make([]int, Size(len(backends), usual))
 	for i := range table {
 		table[i] = vacant
 	}
@@ -100,26 +100,27 @@ func spread(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// sizes are prime. Each is about three times the one before, so that the number of backends
-// seldom changes the size: tables of different sizes have nothing in common.
-var sizes = [...]int{67, 193, 577, 1733, 5189, 15559, 46663, 65521}
+// Sizes are the usual sizes that tables can have. They are prime, and two tables of different size
+// have nothing in common.
+var Sizes = []int{251, 509, 1021, 2039, 4093, 8191, 16381}
 
-// fine is the least number of entries per backend, as long as there is a size for it. The
-// share of a backend is then exact to a sixteenth.
-const fine = 16
+// DefaultSize is the usual size where no other one is wanted.
+const DefaultSize = 16381
 
-// Size returns the number of entries in the table of so many backends: one for one,
-// else the first of 67, 193, 577, 1733, 5189, 15559, 46663 and 65521 that has 16 for
-// each backend, or the last of these.
-func Size(backends int) int {
-	if backends <= 1 {
+// LargeSize is the size for more backends than a quarter of the usual size.
+const LargeSize = 65521
+
+// Size returns the number of entries in the table of so many backends: one for one, the usual size
+// for as many as have four entries each in it, and [LargeSize] for more. It is the same for all
+// numbers that a Service usually goes through, so that few entries of other backends change whenever
+// a backend comes or goes.
+func Size(backends, usual int) int {
+	switch {
+	case backends <= 1:
 		return max(backends, 0)
+	case backends <= usual/4:
+		return usual
+	default:
+		return LargeSize
 	}
-	for _, size := range sizes {
-		if size >= fine*backends {
-			return size
-		}
-	}
-
-	return sizes[len(sizes)-1]
 }

@@ -21,10 +21,13 @@ func (c *testClock) read() time.Time { return c.now }
 
 func (c *testClock) pass(d time.Duration) { c.now = c.now.Add(d) }
 
+// smallTable is the size of tables by hash in tests that look at all maps after every store.
+const smallTable = 67
+
 // mustNew returns a Reconciler of these tables, which is not cut short.
 func mustNew(t testing.TB, tables maps.Tables, clock *testClock) *Reconciler {
 	t.Helper()
-	r, err := New(Config{Tables: tables, Now: clock.read, Slice: 1 << 30})
+	r, err := New(Config{Tables: tables, Now: clock.read, Slice: 1 << 30, TableSize: smallTable})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -308,7 +308,7 @@ func (g *checker) members(v maps.Pool) ([]uint32, error) {
 func (g *checker) checkTable(v maps.Pool, members []uint32) error {
 	size := 0
 	if maps.Hashes(v.Algorithm) {
-		size = maglev.Size(len(members))
+		size = maglev.Size(len(members), smallTable)
 	}
 	if int(v.TableSize) != size {
 		return fmt.Errorf("algorithm %d has a table of %d for %d backends, not %d", v.Algorithm, v.TableSize, len(members), size)
@@ -320,7 +320,7 @@ func (g *checker) checkTable(v maps.Pool, members []uint32) error {
 	for i, id := range members {
 		addrs[i] = g.Tables.Backends.Get(maps.Index(id)).AddrPort()
 	}
-	for i, member := range maglev.Table(addrs) {
+	for i, member := range maglev.Table(addrs, smallTable) {
 		if id := g.Slots.Get(v.TableBase + uint32(i)); id != members[member] {
 			return fmt.Errorf("entry %d of the table leads to backend %d, not to %d", i, id, members[member])
 		}

@@ -93,7 +93,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 
 // begin starts a Reconciler on the maps.
 func (o *history) begin() {
-	r, err := New(Config{Tables: o.checker.tables(), Now: o.clock.read, Slice: o.slice})
+	r, err := New(Config{Tables: o.checker.tables(), Now: o.clock.read, Slice: o.slice, TableSize: smallTable})
 	if err != nil {
 		o.t.Fatal(err)
 	}

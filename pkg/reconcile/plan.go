@@ -104,8 +104,9 @@ func PlanOf(res lb.Resolution, resolve func() lb.Resolution) Planned {
 	return Planned{p}
 }
 
-// Room returns how many places the plan takes if nothing of it is in the maps, none if p is zero.
-func (p Planned) Room() maps.Room {
+// RoomOf returns how many places a plan takes if nothing of it is in the maps, none if p is zero. Any
+// goroutine may call it.
+func (r *Reconciler) RoomOf(p Planned) maps.Room {
 	if p.plan == nil {
 		return maps.Room{}
 	}
@@ -118,7 +119,7 @@ func (p Planned) Room() maps.Room {
 			pool := &port.pools[j]
 			room.Slots += len(pool.members)
 			if maps.Hashes(pool.algorithm) {
-				room.Slots += maglev.Size(len(pool.members))
+				room.Slots += maglev.Size(len(pool.members), r.tableSize)
 			}
 		}
 	}
@@ -159,7 +160,7 @@ func planOf(res *lb.Resolution) *plan {
 		p := &pl.ports[i]
 		for j := range p.pools {
 			if pool := &p.pools[j]; maps.Hashes(pool.algorithm) && len(pool.members) >= largeTable {
-				pool.table = p.tableOf(pool.members)
+				pool.table = p.tableOf(pool.members, maglev.LargeSize)
 			}
 		}
 	}
@@ -324,16 +325,16 @@ func (p *plannedPort) planRanges(want []netip.Prefix) {
 }
 
 // largeTable is the number of backends from which on a table is made with the plan, so that the
-// goroutine that owns the Reconciler need not.
-const largeTable = 256
+// goroutine that owns the Reconciler need not. Such a table is large, whatever size is usual.
+const largeTable = maglev.DefaultSize/4 + 1
 
 // tableOf returns the table of some of the port's backends, by hash.
-func (p *plannedPort) tableOf(members []int32) []int32 {
+func (p *plannedPort) tableOf(members []int32, usual int) []int32 {
 	addrs := make([]netip.AddrPort, len(members))
 	for i, member := range members {
 		addrs[i] = p.backends[member].addrPort()
 	}
-	entries := maglev.Table(addrs)
+	entries := maglev.Table(addrs, usual)
 	table := make([]int32, len(entries))
 	for i, at := range entries {
 		table[i] = members[at]

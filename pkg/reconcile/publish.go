@@ -306,8 +306,9 @@ func (r *Reconciler) publishPool(want *plannedPort, planned *plannedPool) (*pool
 	table := func() []uint32 {
 		members := planned.table
 		if members == nil || !complete {
-			members = want.tableOf(slices.DeleteFunc(slices.Clone(planned.members), func(i int32) bool { return want.backends[i].id == 0 }))
+			members = want.tableOf(slices.DeleteFunc(slices.Clone(planned.members), func(i int32) bool { return want.backends[i].id == 0 }), r.tableSize)
 		}
+		r.spend(len(members) * costSlot)
 		table := make([]uint32, len(members))
 		for i, member := range members {
 			table[i] = want.backends[member].id

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/maglev"
 )
 
 // DefaultSlice is how many map operations an Apply usually does: some milliseconds of work.
@@ -36,6 +37,9 @@ type Config struct {
 	Now func() time.Time
 	// Slice is the number of map operations after which Apply returns. Zero means [DefaultSlice].
 	Slice int
+	// TableSize is the usual size of tables by hash, one of [maglev.Sizes]. Zero means
+	// [maglev.DefaultSize].
+	TableSize int
 }
 
 // Validate returns an error if a map is missing or the slice is negative.
@@ -55,10 +59,11 @@ func (c Config) Validate() error {
 
 // Reconciler is the one writer of the agent's maps. It has no locks: one goroutine owns it.
 type Reconciler struct {
-	*budget // of this Apply
-	slice   int
-	now     func() time.Time
-	tables  maps.Tables
+	*budget   // of this Apply
+	slice     int
+	now       func() time.Time
+	tableSize int // see [Config]
+	tables    maps.Tables
 
 	frontendIDs  mirror[maps.FrontendKey, uint32]
 	frontends    array[maps.Frontend]
@@ -112,7 +117,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	t, m := cfg.Tables, &budget{}
 	r := &Reconciler{
-		budget: m, slice: cmp.Or(cfg.Slice, DefaultSlice), now: cfg.Now, tables: t,
+		budget: m, slice: cmp.Or(cfg.Slice, DefaultSlice), tableSize: cmp.Or(cfg.TableSize, maglev.DefaultSize), now: cfg.Now, tables: t,
 		frontendIDs:  newMirror(t.FrontendIDs, m, frontendIDText),
 		sourceRanges: newMirror(t.SourceRanges, m, sourceRangeText),
 		devices:      newWhole(newMirror(t.Devices, m, deviceText)),

@@ -28,7 +28,7 @@ func TestSlices(t *testing.T) {
 		return nil
 	}, nil)
 	clock := newTestClock()
-	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: slice})
+	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: slice, TableSize: smallTable})
 	lab.Must(t, err)
 	apply := func() {
 		t.Helper()
@@ -110,7 +110,7 @@ func TestSlices(t *testing.T) {
 func TestPlanOfMeanwhile(t *testing.T) {
 	const frontends = 2000
 	fakes, clock := maps.NewFakes(1<<16), newTestClock()
-	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: 100})
+	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: 100, TableSize: smallTable})
 	lab.Must(t, err)
 	h := newHeavy(1, 0, frontends/2, 2)
 	for _, change := range []func(){func() {}, h.moveEndpoint, h.moveEndpoint, h.moveEndpoint} {
@@ -155,7 +155,7 @@ func TestPlanOfMeanwhile(t *testing.T) {
 func TestWorkersEnd(t *testing.T) {
 	const services = 20
 	fakes, clock := maps.NewFakes(1<<16), newTestClock()
-	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: 100})
+	r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: 100, TableSize: smallTable})
 	lab.Must(t, err)
 	before := runtime.NumGoroutine()
 	for i := range services {
@@ -191,7 +191,7 @@ func TestPiecesAreSmall(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			fakes, clock := maps.NewFakes(1<<20), newTestClock()
-			r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: slice})
+			r, err := New(Config{Tables: fakes.Tables, Now: clock.read, Slice: slice, TableSize: smallTable})
 			lab.Must(t, err)
 			var operations, slots, claims int
 			fakes.Observe(func(table, _ string) error {

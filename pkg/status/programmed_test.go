@@ -72,7 +72,7 @@ func programmed(t *testing.T) (*maps.Fakes, []Frontend) {
 	}
 	res := lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, node)
 	fakes := maps.NewFakes(1000)
-	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
+	writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables, TableSize: 67})
 	lab.Must(t, err)
 	writer.Set(web().Name, time.Time{}, res)
 	lab.Must(t, writer.Apply())

@@ -48,7 +48,7 @@ func newSubjectOn(o options, tables maps.Tables) (*subject, error) {
 // start is what an agent does that finds the maps as another left them.
 func (s *subject) start() error {
 	var err error
-	s.writer, err = reconcile.New(reconcile.Config{Tables: s.tables, Now: func() time.Time { return s.now }})
+	s.writer, err = reconcile.New(reconcile.Config{Tables: s.tables, Now: func() time.Time { return s.now }, TableSize: 67})
 	if err != nil {
 		return err
 	}
