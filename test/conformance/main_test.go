@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	lab.UseProfile("plain")
+	lab.UseProfile("two-uplinks")
 	flag.Parse()
 	// Tests wait more than they compute. Those with a crowd
 	// are not parallel.

@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "rewrite what the scripts in testdata wa
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	lab.UseProfile("plain")
+	lab.UseProfile("wide-ports")
 	flag.Parse()
 	cluster.Run(m)
 }

@@ -1,8 +1,11 @@
 package lab
 
 import (
+	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +42,28 @@ func TestProfilesReach(t *testing.T) {
 		t.Run(profile.Name, func(t *testing.T) {
 			testReach(t, MustNew(t, Config{Nodes: 2, PodsPerNode: 2, Client: true, Profile: profile.Name}))
 		})
+	}
+}
+
+// Some package's tests play each profile, or a test of its own.
+func TestEachProfileIsPlayed(t *testing.T) {
+	played := make(map[string]bool)
+	named := regexp.MustCompile(`(?:UseProfile\(|\bProfile: )"([a-z-]+)"`)
+	Must(t, filepath.WalkDir("..", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, match := range named.FindAllSubmatch(text, -1) {
+			played[string(match[1])] = true
+		}
+
+		return err
+	}))
+	for _, profile := range Profiles {
+		if !played[profile.Name] {
+			t.Errorf("no tests play %s", profile.Name)
+		}
 	}
 }
 

@@ -210,7 +210,21 @@ func (p Profile) Apply(ns *Namespace) error {
 			return fmt.Errorf("profile %s: %w", p.Name, err)
 		}
 	}
-	for _, sysctl := range p.Sysctls {
+
+	return p.set(ns, p.Sysctls)
+}
+
+// ApplySysctls gives a namespace the settings that nodes of this process' profile have. It is for
+// a node that a test builds itself, of which the rules and devices of the profile know
+// nothing; settings of conntrack need such rules.
+func ApplySysctls(ns *Namespace) error {
+	return processProfile.set(ns, slices.DeleteFunc(slices.Clone(processProfile.Sysctls), func(sysctl string) bool {
+		return strings.HasPrefix(sysctl, "net/netfilter/")
+	}))
+}
+
+func (p Profile) set(ns *Namespace, sysctls []string) error {
+	for _, sysctl := range sysctls {
 		name, value, _ := strings.Cut(sysctl, "=")
 		if err := ns.Sysctl(name, value); err != nil {
 			return fmt.Errorf("profile %s: %w", p.Name, err)

@@ -14,7 +14,7 @@ const folder = "../../deploy/monitoring/"
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	lab.UseProfile("plain")
+	lab.UseProfile("mptcp")
 	flag.Parse()
 	cluster.Run(m)
 }

@@ -16,6 +16,7 @@ import (
 
 func TestMain(m *testing.M) {
 	lab.Main()
+	lab.UseProfile("tuned")
 	os.Exit(m.Run())
 }
 

@@ -64,6 +64,10 @@ func mustWorld(t *testing.T, s *scenario) *world {
 		listeners: map[*lab.Namespace]map[listener]bool{},
 	}
 	err := errors.Join(
+		lab.ApplySysctls(w.node),
+		// Clients and masquerades are told by their ports, whatever the profile has.
+		w.node.Sysctl("net/ipv4/ip_local_port_range", "32768 60999"),
+		w.node.Sysctl("net/ipv4/ip_local_reserved_ports", "\n"),
 		w.node.Sysctl("net/ipv4/ip_forward", "1"),
 		w.node.Sysctl("net/ipv6/conf/all/forwarding", "1"),
 		w.addUplink(s.Node.PrimaryIP),
