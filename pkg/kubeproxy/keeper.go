@@ -1,6 +1,7 @@
 package kubeproxy
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // KeeperTable is the table of nftables that keeps translated connections alive when kube-proxy's rules are removed.
@@ -113,6 +116,52 @@ func translated() (int, error) {
 	}
 
 	return n, nil
+}
+
+// translations are the original destinations of datagrams that kube-proxy's rules translate; those of node ports have the
+// unspecified address. Netfilter would go on translating what a socket of the node sends there for as long as it sends,
+// also when the backend is gone, of which kube-proxy would have told it. What others send, Sluice has translated since
+// its programs are attached to devices.
+type translations map[netip.AddrPort]struct{}
+
+func (all translations) add(frontends []status.Frontend) {
+	for _, f := range frontends {
+		if f.Protocol == lb.UDP {
+			all[f.Address] = struct{}{}
+		}
+	}
+}
+
+// MatchConntrackFlow implements [netlink.CustomConntrackFilter].
+func (all translations) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	if f.Forward.Protocol != unix.IPPROTO_UDP || f.Forward.DstIP.Equal(f.Reverse.SrcIP) && f.Forward.DstPort == f.Reverse.SrcPort {
+		return false
+	}
+	to, ok := netip.AddrFromSlice(f.Forward.DstIP)
+	if !ok {
+		return false
+	}
+	to = to.Unmap()
+	unspecified := netip.IPv4Unspecified()
+	if to.Is6() {
+		unspecified = netip.IPv6Unspecified()
+	}
+	_, isService := all[netip.AddrPortFrom(to, f.Forward.DstPort)]
+	_, isNodePort := all[netip.AddrPortFrom(unspecified, f.Forward.DstPort)]
+
+	return isService || isNodePort
+}
+
+// forget makes netfilter forget these exchanges, so that the next datagram of each begins a new one.
+func (all translations) forget() error {
+	var errs []error
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, all); err != nil {
+			errs = append(errs, fmt.Errorf("datagrams that netfilter translates: %w", err))
+		}
+	}
+
+	return errors.Join(errs...)
 }
 
 // reservation is how long [Reserve] lasts.

@@ -108,21 +108,28 @@ func Read() (Rules, error) {
 	case len(modes) > 1:
 		return Rules{}, fmt.Errorf("there are rules of several modes of kube-proxy: %s. It removes those of its other modes when it starts", join(modes))
 	}
+
+	return readMode(modes[0])
+}
+
+// readMode returns the rules of a mode.
+func readMode(mode Mode) (Rules, error) {
 	var sets []ruleset
+	var err error
 	for range readAttempts {
-		if modes[0] == NFTables {
+		if mode == NFTables {
 			sets, err = readNFTables()
 		} else {
-			sets, err = readIPTables(modes[0])
+			sets, err = readIPTables(mode)
 		}
 		if err == nil {
 			break
 		}
 	}
 	if err != nil {
-		return Rules{}, fmt.Errorf("rules of kube-proxy in mode %s: %w", modes[0], err)
+		return Rules{}, fmt.Errorf("rules of kube-proxy in mode %s: %w", mode, err)
 	}
-	rules := Rules{Mode: modes[0]}
+	rules := Rules{Mode: mode}
 	for _, s := range sets {
 		rules.Frontends = append(rules.Frontends, s.frontends()...)
 		rules.NodePortAddrs = append(rules.NodePortAddrs, s.nodePortAddrs...)

@@ -10,7 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/status"
@@ -298,4 +300,39 @@ func addresses(texts ...string) []netip.AddrPort {
 	}
 
 	return all
+}
+
+// Only datagrams that are translated, and that were sent to a Service, are forgotten: host ports of containers are not.
+func TestTranslations(t *testing.T) {
+	all := make(translations)
+	for protocol, addresses := range map[lb.Protocol][]string{
+		lb.UDP: {"10.96.0.10:53", "[fd00:96::10]:53", "0.0.0.0:30053"}, lb.TCP: {"10.96.0.11:53"},
+	} {
+		for _, a := range addresses {
+			all.add([]status.Frontend{{Address: netip.MustParseAddrPort(a), Protocol: protocol}})
+		}
+	}
+	for _, test := range []struct {
+		name                  string
+		protocol              uint8
+		original, answersFrom string
+		want                  bool
+	}{
+		{"a Service", unix.IPPROTO_UDP, "10.96.0.10:53", "10.244.1.2:53", true},
+		{"a Service of IPv6", unix.IPPROTO_UDP, "[fd00:96::10]:53", "[fd00:10:244:1::2]:53", true},
+		{"a node port", unix.IPPROTO_UDP, "192.168.50.1:30053", "10.244.1.2:53", true},
+		{"a Service whose datagrams are not translated", unix.IPPROTO_UDP, "10.96.0.10:53", "10.96.0.10:53", false},
+		{"a connection to the same port", unix.IPPROTO_TCP, "10.96.0.10:53", "10.244.1.2:53", false},
+		{"a host port", unix.IPPROTO_UDP, "192.168.50.1:53", "10.244.1.2:53", false},
+		{"a node port of the other family", unix.IPPROTO_UDP, "[fd00:50::1]:30053", "[fd00:10:244:1::2]:53", false},
+	} {
+		to, from := netip.MustParseAddrPort(test.original), netip.MustParseAddrPort(test.answersFrom)
+		flow := netlink.ConntrackFlow{
+			Forward: netlink.IPTuple{Protocol: test.protocol, DstIP: to.Addr().AsSlice(), DstPort: to.Port()},
+			Reverse: netlink.IPTuple{Protocol: test.protocol, SrcIP: from.Addr().AsSlice(), SrcPort: from.Port()},
+		}
+		if got := all.MatchConntrackFlow(&flow); got != test.want {
+			t.Errorf("%s: forgotten: %v, want %v", test.name, got, test.want)
+		}
+	}
 }

@@ -17,8 +17,8 @@ type Removed struct {
 }
 
 // Remove removes the rules of kube-proxy, and no others. Connections that they have translated go on: see
-// [KeeperTable], which is added first, and stays. That there are no rules is not an error. The error wraps
-// [ErrIPVS] if kube-proxy has run in that mode, and then nothing is removed.
+// [KeeperTable], which is added first, and stays. Exchanges of datagrams begin anew: see [translations]. That there are
+// no rules is not an error. The error wraps [ErrIPVS] if kube-proxy has run in that mode, and then nothing is removed.
 func Remove() (Removed, error) {
 	modes, err := Modes()
 	if err != nil || len(modes) == 0 {
@@ -35,7 +35,13 @@ func Remove() (Removed, error) {
 		return Removed{}, err
 	}
 	var removed Removed
+	datagrams := make(translations)
 	for _, mode := range modes {
+		rules, unread := readMode(mode)
+		if unread != nil {
+			removed.Warnings = append(removed.Warnings, fmt.Sprintf("UDP sockets of the node may keep a backend that is gone, until their programs are restarted: %v", unread))
+		}
+		datagrams.add(rules.Frontends)
 		var failed error
 		if mode == NFTables {
 			failed = removeTables(conn)
@@ -50,7 +56,7 @@ func Remove() (Removed, error) {
 		err = errors.Join(err, failed)
 	}
 
-	return removed, err
+	return removed, errors.Join(err, datagrams.forget())
 }
 
 // removeTables removes the tables of nftables mode, both or none.

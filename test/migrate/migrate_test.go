@@ -302,3 +302,40 @@ func (l *traffic) mustStop(t *testing.T, what string, d scene.Dial, load *lab.Ru
 		t.Errorf("%s, %s: %d of %d exchanges failed: %v", d, what, n, report.Started, report.Failures[:min(n, 5)])
 	}
 }
+
+// A UDP socket that has connected while kube-proxy translated follows its Service when kube-proxy is gone, as it has done
+// before.
+func TestDatagramsFollow(t *testing.T) {
+	for _, mode := range []realproxy.Mode{realproxy.NFTables, realproxy.IPTables} {
+		t.Run(string(mode), func(t *testing.T) {
+			w := mustBuild(t, mode, "ClusterCIDR")
+			first, second := w.Local()[0], w.Remote()[0]
+			w.SetEndpoints(t, "web", scene.ReadyAll(first)...)
+			svc := w.CreateService(t, "web", scene.NodePort)
+			w.mustStartKubeProxy(t)
+			w.mustSync(t)
+			var sockets []*scene.Connection
+			for _, ip := range svc.Spec.ClusterIPs {
+				for _, d := range scene.Dials([]*scene.Client{w.Pod, w.Guest, w.Node}, "udp", scene.At(ip, scene.ServicePort)) {
+					scene.MustReach(t, d, first.Name)
+					sockets = append(sockets, d.MustOpen(t))
+				}
+			}
+			lab.Must(t, w.proxy.Close())
+			w.mustStartSluice(t)
+			printed, err := w.Agent.Run("cleanup", "--kube-proxy", "--drain", "0s")
+			lab.Must(t, err)
+			t.Log(printed)
+			w.SetEndpoints(t, "web", scene.ReadyAll(second)...)
+			for _, c := range sockets {
+				lab.Eventually(t, fmt.Sprintf("%s: answered by %s", c.Dial, second.Name), func() error {
+					answer, err := c.Ask()
+					if err == nil && answer.Name != second.Name {
+						err = fmt.Errorf("answered by %s", answer.Name)
+					}
+					return err
+				})
+			}
+		})
+	}
+}
