@@ -181,7 +181,7 @@ var clauseText = [clauseCount]string{
 	differsReplyMisses:    "difference: the reply would miss this node",
 	differsOtherProxy:     "difference: an unallocated address is another proxy's",
 	differsSingleAddress:  "difference: a ServiceCIDR of a single address",
-	differsSpecialAddress: "difference: a loopback or link-local address is no Service's",
+	differsSpecialAddress: "difference: a loopback or link-local address is no Service's, and no endpoint's",
 }
 
 // clauseHits counts how often each was applied.

@@ -78,6 +78,10 @@ func (c *cluster) addEndpoint(all map[netip.AddrPort]endpoint, e discoveryv1.End
 		c.note(endpointBadAddress)
 		return
 	}
+	if isSpecial(ip) {
+		c.note(differsSpecialAddress)
+		return
+	}
 	is := func(condition *bool, unset bool) bool {
 		if condition == nil {
 			return unset

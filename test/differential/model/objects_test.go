@@ -276,12 +276,15 @@ func (c *cluster) parseOf(family corev1.IPFamily, text string) netip.Addr {
 	if !ip.IsValid() {
 		c.note(badAddress)
 	}
-	special := ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast()
-	c.noteIf(differsSpecialAddress, special)
-	if !ip.IsValid() || special || familyOf(ip) != family {
+	c.noteIf(differsSpecialAddress, isSpecial(ip))
+	if !ip.IsValid() || isSpecial(ip) || familyOf(ip) != family {
 		return netip.Addr{}
 	}
 	return ip
+}
+
+func isSpecial(ip netip.Addr) bool {
+	return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast()
 }
 
 func parse(text string) netip.Addr {
