@@ -83,6 +83,58 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
+// The backend sees an address of the device by which the stack has sent the first packet, and that address stays. The
+// program expects eth0 as the way to remotePod, and eth1 to farPod, whose route prefers another source.
+func TestMasqueradeOfTheDevice(t *testing.T) {
+	eth1 := place{device: "eth1", class: maps.DeviceUplink}
+	prefers := nodePrefers
+	if !atLeast(t, 6, 7) {
+		prefers = nodeOther // the kernel does not return what a route prefers
+	}
+	for _, test := range []struct {
+		name, backend, source string
+		leaves, later         place
+		from                  place
+	}{
+		{name: "another one than expected", from: uplink, backend: remotePod, leaves: eth1, later: uplink, source: nodeOther},
+		{name: "another one than expected, of a pod", from: podVeth, backend: remotePod, leaves: eth1, later: eth1, source: nodeOther},
+		{name: "the expected one", from: uplink, backend: remotePod, leaves: uplink, later: eth1, source: node},
+		{name: "the expected one, by a route with a source", from: uplink, backend: farPod, leaves: eth1, later: eth1, source: prefers},
+		{name: "another one than that of a route with a source", from: uplink, backend: farPod, leaves: uplink, later: eth1, source: node},
+	} {
+		for _, proto := range transports {
+			t.Run(fmt.Sprintf("%s, %s", test.name, proto), func(t *testing.T) {
+				each(t, []place{test.from}, func(t *testing.T, w *world, p place) {
+					w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{test.backend}, flags: maps.PoolMasquerade})
+					w.ingress(t, p, first(proto, p.client, clusterIP)).
+						becomes(first(proto, p.client, test.backend), maps.ReasonTranslated)
+					leaving := w.egress(t, test.leaves, first(proto, p.client, test.backend))
+					f := w.flowOf(t, p.client, clusterIP)
+					port := maps.Port(f.MasqueradePort)
+					out := func(what packet) packet { return what.from(test.source).fromPort(port) }
+					back := func(what packet) packet { return what.to(test.source).toPort(port) }
+					leaving.becomes(out(first(proto, p.client, test.backend)), maps.ReasonFlow)
+					w.holds(t, 4, true)
+					for _, e := range w.entries(t) {
+						if e.flow.MasqueradeAddrPort() != f.MasqueradeAddrPort() || e.flow.Flags&maps.FlowSent == 0 {
+							t.Errorf("the entry of role %d has the masquerade %s, flags %#x", e.flow.Role, e.flow.MasqueradeAddrPort(), e.flow.Flags)
+						}
+					}
+
+					w.ingress(t, test.leaves, back(answer(proto, test.backend, p.client))).
+						becomes(answer(proto, test.backend, p.client), maps.ReasonFlow)
+					w.egress(t, p, answer(proto, test.backend, p.client)).
+						becomes(answer(proto, clusterIP, p.client), maps.ReasonFlow)
+					w.ingress(t, p, second(proto, p.client, clusterIP)).
+						becomes(second(proto, p.client, test.backend), maps.ReasonFlow)
+					w.egress(t, test.later, second(proto, p.client, test.backend)).
+						becomes(out(second(proto, p.client, test.backend)), maps.ReasonFlow)
+				})
+			})
+		}
+	}
+}
+
 // A pod that connects to itself through its Service sees the node, even from the very port on which it
 // answers.
 func TestHairpin(t *testing.T) {

@@ -274,6 +274,13 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 		forget_all(pkt);
 		return REASON_PASS_OTHER_TRAFFIC;
 	}
+	if (config_device_class == DEVICE_UPLINK && half_open && f->role == FLOW_TO_BACKEND &&
+	    !(f->flags & FLOW_SENT)) {
+		pkt->flow = *f;
+		why = masquerade_here(ctx);
+		if (why)
+			return why;
+	}
 	pkt->role = f->role;
 	pkt->flags = f->flags;
 	if (!hides_refusal(ctx, pkt, f, half_open))

@@ -23,19 +23,6 @@ static __always_inline bool is_own(struct __sk_buff *ctx, const struct flow_key 
 	       addr_flags(&came->src) & ADDR_NODE;
 }
 
-/* copy_sent makes pkt the packet at ingress of what is sent: all that open flows work on that. */
-static __always_inline void copy_sent(const struct packet *sent, struct packet *pkt)
-{
-	new_packet(HOOK_INGRESS);
-	pkt->ip = sent->ip;
-	pkt->ip.key.hook = HOOK_INGRESS;
-	pkt->event = sent->event;
-	pkt->tcp = sent->tcp;
-	pkt->now = sent->now;
-	pkt->late = sent->late;
-	pkt->refused = sent->refused;
-}
-
 /*
  * may_be_dialled is the cheap check of every packet that leaves the node: may it be a datagram of a process
  * of this node to a Service, or to a backend that a Service has left?

@@ -248,6 +248,19 @@ static __always_inline struct packet *new_packet(enum hook hook)
 	return pkt;
 }
 
+/* copy_sent makes pkt the packet at ingress of what leaves: all that open flows work on that. */
+static __always_inline void copy_sent(const struct packet *sent, struct packet *pkt)
+{
+	new_packet(HOOK_INGRESS);
+	pkt->ip = sent->ip;
+	pkt->ip.key.hook = HOOK_INGRESS;
+	pkt->event = sent->event;
+	pkt->tcp = sent->tcp;
+	pkt->now = sent->now;
+	pkt->late = sent->late;
+	pkt->refused = sent->refused;
+}
+
 /* reversed sets to to the tuple of the packets of the other direction. */
 static __always_inline void reversed(const struct flow_key *tuple, struct flow_key *to)
 {

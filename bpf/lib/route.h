@@ -74,11 +74,11 @@ static __always_inline __u32 device_in(struct __sk_buff *ctx)
 }
 
 /*
- * find_route looks up the route from src to dst, and is false if there is none, or if dst is this
- * node.
+ * find_route_as looks up the route from src to dst, and is false if there is none, or if dst is this
+ * node. flags: 0, or BPF_FIB_LOOKUP_OUTPUT for a route by the device at hand.
  */
-static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
-				  const struct addr *dst, struct route *to)
+static __noinline bool find_route_as(struct __sk_buff *ctx, const struct addr *src,
+				     const struct addr *dst, struct route *to, __u32 flags)
 {
 	/* One byte: the stack handles packets that are longer than the MTU of the route. */
 	struct bpf_fib_lookup fib = { .ifindex = device_in(ctx), .tot_len = 1 };
@@ -86,7 +86,8 @@ static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
 	long found;
 
 	set_fib_addrs(&fib, src, dst);
-	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), config_fib_source ? BPF_FIB_LOOKUP_SRC : 0);
+	found = bpf_fib_lookup(ctx, &fib, sizeof(fib),
+			       flags | (config_fib_source ? BPF_FIB_LOOKUP_SRC : 0));
 	if (found == BPF_FIB_LKUP_RET_UNSUPP_LWT || found == BPF_FIB_LKUP_RET_FWD_DISABLED) {
 		/* There is a route, but the kernel does not return it. */
 		*to = (struct route){};
@@ -110,6 +111,29 @@ static __noinline bool find_route(struct __sk_buff *ctx, const struct addr *src,
 	if (addr_is_any(&to->source) || is_link_local(&to->source))
 		device_source(to->ifindex, v4, &to->source);
 	return true;
+}
+
+/* find_route is find_route_as for what arrives by the device at hand. */
+static __always_inline bool find_route(struct __sk_buff *ctx, const struct addr *src,
+				       const struct addr *dst, struct route *to)
+{
+	return find_route_as(ctx, src, dst, to, 0);
+}
+
+/*
+ * source_here sets source to the address of this node for what leaves from src to dst by the device at hand. It
+ * stays unspecified if there is none.
+ */
+static __always_inline void source_here(struct __sk_buff *ctx, const struct addr *src,
+					const struct addr *dst, struct addr *source)
+{
+	struct route way;
+
+	if (find_route_as(ctx, src, dst, &way, BPF_FIB_LOOKUP_OUTPUT) &&
+	    way.ifindex == device_in(ctx))
+		*source = way.source;
+	else
+		device_source(device_in(ctx), addr_is_v4(dst), source);
 }
 
 /* leads_out reports whether a device leads to other hosts only. */
@@ -357,11 +381,19 @@ __noinline int route_again(struct __sk_buff *ctx)
 
 	if (!pkt)
 		return VERDICT_NEXT;
-	set_fib_addrs(&fib, &pkt->to.src, &pkt->to.dst);
+	/* Its masquerade is the address of the device by which its process would reach the backend. */
+	set_fib_addrs(&fib, pkt->role == FLOW_FROM_CLIENT ? &pkt->ip.key.src : &pkt->to.src,
+		      &pkt->to.dst);
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) ||
 	    (fib.ifindex == device_in(ctx) && pkt->role == FLOW_TO_CLIENT))
 		return VERDICT_NEXT;
+	/*
+	 * A packet that waits for its neighbour would be sent to the one of the route that the stack has chosen: so the
+	 * kernel has to look up a route by the other device.
+	 */
+	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return bpf_redirect_neigh(fib.ifindex, NULL, 0, 0);
 	next.nh_family = fib.family;
 	__builtin_memcpy(next.ipv6_nh, fib.ipv6_dst, sizeof(next.ipv6_nh));
 	return bpf_redirect_neigh(fib.ifindex, &next, sizeof(next), 0);

@@ -91,6 +91,63 @@ static __always_inline int turn_or_pass(struct __sk_buff *ctx, struct packet *pk
 	return why;
 }
 
+/*
+ * renew_masquerade writes the masquerade of pkt->flow into its entry of a role. It is global, so that the verifier walks
+ * it once.
+ */
+__noinline int renew_masquerade(__u32 role)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	struct flow *entry;
+
+	entry = pkt ? entry_of(pkt, &pkt->flow, role) : NULL;
+	if (!entry)
+		return 0;
+	entry->masquerade = pkt->flow.masquerade;
+	entry->masquerade_port = pkt->flow.masquerade_port;
+	return 0;
+}
+
+/*
+ * masquerade_here gives the flow of a packet that is the first to leave as its masquerade an address of the device at
+ * hand. The stack may have sent it by another one than expected: it looks at ports, where routes are of equal cost,
+ * and at marks. It is for egress, and global, so that the verifier walks it once.
+ */
+__noinline int masquerade_here(struct __sk_buff *ctx)
+{
+	struct packet *sent = packet_at(HOOK_EGRESS), *pkt = packet_at(HOOK_INGRESS);
+	struct flow *f;
+	struct addr source = {};
+	int why;
+
+	if (!sent || !pkt)
+		return REASON_NEXT;
+	f = &sent->flow;
+	device_source(device_in(ctx), addr_is_v4(&f->backend), &source);
+	if (addr_equal(&source, &f->masquerade))
+		return REASON_NEXT;
+	source_here(ctx, &f->client, &f->backend, &source);
+	if (addr_is_any(&source) || addr_equal(&source, &f->masquerade))
+		return REASON_NEXT;
+
+	copy_sent(sent, pkt);
+	pkt->flow = *f;
+	take_side(&pkt->flow, entry_of(pkt, f, FLOW_FROM_BACKEND));
+	release(HOOK_INGRESS, FLOW_FROM_BACKEND);
+	pkt->flow.masquerade = source;
+	pkt->flow.last_seen = pkt->now;
+	pkt->flow.bytes = 0;
+	why = reserve_port(ctx, FLOW_FROM_BACKEND);
+	evict(pkt);
+	if (why)
+		return why;
+	renew_masquerade(FLOW_FROM_CLIENT);
+	renew_masquerade(FLOW_TO_CLIENT);
+	renew_masquerade(FLOW_TO_BACKEND);
+	goes_as(&pkt->flow, FLOW_TO_BACKEND, &sent->to);
+	return REASON_NEXT;
+}
+
 /* decrement_ttl decrements the hop limit of a packet, as a router does. */
 static __always_inline bool decrement_ttl(struct __sk_buff *ctx, const struct headers *ip)
 {

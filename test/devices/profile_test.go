@@ -3,10 +3,12 @@ package devices
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
@@ -57,6 +59,79 @@ func answerTo(from *lab.Caller, exchange lab.Exchange) (lab.Answer, error) {
 func (w *world) mustRefuse(t *testing.T, from *lab.Caller, to service) {
 	t.Helper()
 	dialTest{name: "no endpoints", from: from, to: to, ways: []way{clusterIP, loadBalancer}, errno: unix.ECONNREFUSED}.run(t, w)
+}
+
+// TestEqualUplinks has flows leave by either of two uplinks, as the stack chooses by their ports or by a mark, and
+// the client far behind both of them. The next node takes from each address of node-1 only what comes by its device.
+//
+//	far client ═╦═ eth0 ═╦═ node-1 ═╦═ eth0 ═╦═ node-2
+//	            ╚═ eth1 ═╝          ╚═ eth1 ═╝
+func TestEqualUplinks(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, filter string
+		byMark       bool
+	}{
+		{name: "turned around", filter: openCNI},
+		{name: "by way of the stack", filter: looseCNI},
+		{name: "by a mark", byMark: true, filter: looseCNI + `
+		table inet marks {
+			chain prerouting {
+				type filter hook prerouting priority mangle
+				ip daddr 10.244.2.0/24 meta mark set 0x1
+				ip6 daddr fd00:10:244:2::/64 meta mark set 0x1
+			}
+		}`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			w := mustWorld(t, setting{Config: lab.Config{Profile: "two-uplinks"}, filter: test.filter})
+			testEqualUplinks(t, w, test.byMark)
+		})
+	}
+}
+
+func testEqualUplinks(t *testing.T, w *world, byMark bool) {
+	first, next := w.Nodes[0], w.Nodes[1]
+	far := [2]netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fd00:18::1")}
+	near := hostIPs(w.Client)
+	second := [2]netip.Addr{w.Client.SecondIPv4, w.Client.SecondIPv6}
+	for _, f := range families {
+		only := netip.PrefixFrom(far[f], far[f].BitLen())
+		lab.Must(t, w.Client.AddAddress("lo", only), first.AddRoute(only, near[f], second[f]))
+		if byMark {
+			lab.Must(t, routeMarked(first, [2]netip.Addr{next.SecondIPv4, next.SecondIPv6}[f]))
+		}
+	}
+	lab.Must(t, next.Netfilter(oneDeviceEach(first)))
+	c := casesOf(w)
+	w.start(t, c.services()...)
+	w.mustForwardAs(t, w.setting.filter)
+	caller := w.outside(t)
+	for _, to := range []service{c.local, c.remote, c.host, c.remoteHost} {
+		for _, from := range [][2]netip.Addr{far, near, second} {
+			t.Run(fmt.Sprintf("%s to %s", from[ipv4], to.backends[0].name), func(t *testing.T) {
+				w.mustReach(t, caller, from, to, everyWay...)
+			})
+		}
+	}
+	w.mustRefuse(t, caller, c.empty)
+	text, err := w.agents[0].Run("flows", "-o", "json")
+	lab.Must(t, err)
+	if turned := strings.Contains(text, `"turned"`); turned != (w.setting.filter == openCNI) {
+		t.Errorf("flows are turned around: %v", turned)
+	}
+}
+
+// routeMarked gives marked packets of a node a default route of their own, by its second uplink.
+func routeMarked(node *lab.Node, via netip.Addr) error {
+	rule := netlink.NewRule()
+	rule.Mark, rule.Family = 1, unix.AF_INET
+	if via.Is6() {
+		rule.Family = unix.AF_INET6
+	}
+
+	return routeBy(node, rule, via)
 }
 
 // TestPodsWithASecondInterface has the client in the network of the pods' second device: they

@@ -153,21 +153,27 @@ func oneDeviceEach(node *lab.Node) string {
 // routeFrom gives what a node sends or passes on from an address a default route of its own, by its
 // second uplink.
 func routeFrom(node *lab.Node, from, via netip.Addr) error {
+	rule := netlink.NewRule()
+	rule.Src = &net.IPNet{IP: from.AsSlice(), Mask: net.CIDRMask(from.BitLen(), from.BitLen())}
+
+	return routeBy(node, rule, via)
+}
+
+// routeBy gives what a rule of routing selects on a node a default route of its own, by its second uplink.
+func routeBy(node *lab.Node, rule *netlink.Rule, via netip.Addr) error {
 	const table = 51
 	h := node.Netlink()
 	eth1, err := h.LinkByName("eth1")
 	if err != nil {
 		return err
 	}
-	rule := netlink.NewRule()
-	rule.Src = &net.IPNet{IP: from.AsSlice(), Mask: net.CIDRMask(from.BitLen(), from.BitLen())}
 	rule.Table, rule.Priority = table, 100
 	if err := h.RuleAdd(rule); err != nil {
 		return err
 	}
-	zero := make(net.IP, from.BitLen()/8)
+	zero := make(net.IP, via.BitLen()/8)
 
 	return h.RouteAdd(&netlink.Route{
-		LinkIndex: eth1.Attrs().Index, Table: table, Gw: via.AsSlice(), Dst: &net.IPNet{IP: zero, Mask: net.CIDRMask(0, from.BitLen())},
+		LinkIndex: eth1.Attrs().Index, Table: table, Gw: via.AsSlice(), Dst: &net.IPNet{IP: zero, Mask: net.CIDRMask(0, via.BitLen())},
 	})
 }
