@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/flow"
 	"github.com/sluice-lb/sluice/pkg/kube"
+	"github.com/sluice-lb/sluice/pkg/kubeproxy"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
 )
@@ -218,6 +219,11 @@ func (s *settings) apply(cfg *agent.Config) error {
 	}
 	cfg.MasqueradeAll = *config.MasqueradeAll(kp)
 	cfg.IgnoreExternalIPs = !gates.Enabled(config.AllowServiceExternalIPs)
+	cfg.KubeProxyRules = func() bool {
+		modes, err := kubeproxy.Modes()
+
+		return err == nil && len(modes) > 0
+	}
 	cfg.BindAddressHardFail, cfg.Profiling = kp.BindAddressHardFail, kp.EnableProfiling
 	cfg.Configz, cfg.Ignored = config.Shown(kp), s.unknownParts()
 	period, _ := config.SyncPeriods(kp)

@@ -36,6 +36,9 @@ func (a *agent) reportImpaired() {
 func (a *agent) reportServer(field string, address netip.AddrPort) func(error) {
 	return func(err error) {
 		var problems []lb.Problem
+		if errors.Is(err, unix.EADDRINUSE) && a.cfg.KubeProxyRules != nil && a.cfg.KubeProxyRules() {
+			err = nil
+		}
 		if err != nil {
 			p := lb.Problem{
 				Object: lb.Configuration, Field: field, Value: address.String(), Message: fmt.Sprintf("nothing answers there: %v", err),

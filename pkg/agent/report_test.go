@@ -184,6 +184,12 @@ func TestServersThatCannotListen(t *testing.T) {
 	if troubles := s.status().Troubles(); len(troubles) > 0 {
 		t.Errorf("once it listens, the troubles are %q", troubles)
 	}
+	s.cfg.KubeProxyRules = func() bool { return true }
+	listening(&net.OpError{Op: "listen", Err: os.NewSyscallError("bind", unix.EADDRINUSE)})
+	s.processQueue()
+	if troubles := s.status().Troubles(); len(troubles) > 0 {
+		t.Errorf("while kube-proxy has the port, the troubles are %q", troubles)
+	}
 	last := (*events)[len(*events)-1]
 	if len(*events) != 4 || last.Reason != kube.ReasonAsConfigured || !last.Normal || last.Field != "healthzBindAddress" {
 		t.Errorf("the Events are %+v", *events)
