@@ -183,7 +183,7 @@ func troublesOf(t *testing.T, fields string, args ...string) ([]string, error) {
 		return nil, err
 	}
 	if cfg.Manifests != "" {
-		_, err := agent.DryRun(t.Context(), cfg)
+		_, _, err := agent.DryRun(t.Context(), cfg)
 
 		return nil, err
 	}

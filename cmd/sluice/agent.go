@@ -21,7 +21,9 @@ import (
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 func newAgent(where *places) *cobra.Command {
@@ -86,12 +88,15 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 	}
 	cfg.LogLost = lost.Load
 	if f.dryRun {
-		services, err := agent.DryRun(cmd.Context(), cfg)
+		services, problems, err := agent.DryRun(cmd.Context(), cfg)
 		if err != nil {
+			return notRun(err)
+		}
+		if err := out.print(cmd.OutOrStdout(), services, func(t *table) { drawServices(t, services) }); err != nil {
 			return err
 		}
 
-		return out.print(cmd.OutOrStdout(), services, func(t *table) { drawServices(t, services) })
+		return dryRunError(services, problems)
 	}
 	setConntrack(s.kubeProxy, log)
 	if f.initOnly {
@@ -112,6 +117,32 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 	}
 
 	return group.Wait()
+}
+
+// dryRunError returns the error of a dry run, whose log has the problems: with exit code 2 if something could not be read, and
+// 1 if a part of an object is not in force.
+func dryRunError(services []status.Service, problems []lb.Problem) error {
+	unread, left := 0, 0
+	for _, p := range problems {
+		if p.Effect == lb.LeftOut {
+			left++
+		} else {
+			unread++
+		}
+	}
+	for _, svc := range services {
+		if svc.Error != "" {
+			left++
+		}
+	}
+	switch {
+	case unread > 0:
+		return notRun(fmt.Errorf("%d mistakes in manifests, of which nothing or an earlier version would be in force; see above", unread))
+	case left > 0:
+		return fmt.Errorf("%d parts of objects would not be in force; see above", left)
+	}
+
+	return nil
 }
 
 // logCgroup logs which processes' sockets are translated, and which are not. It

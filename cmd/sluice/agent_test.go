@@ -84,3 +84,42 @@ func TestOOMScoreIsLowEnough(t *testing.T) {
 		}
 	}
 }
+
+// A dry run ends with 0 if all is in force, 1 if a part of an object is not, and 2 if something cannot be read, so that it can
+// check manifests before they are used.
+func TestExitCodesOfDryRun(t *testing.T) {
+	const service = "apiVersion: v1\nkind: Service\nmetadata: {name: NAME, namespace: shop}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
+	web := strings.Replace(service, "NAME", "web", 1)
+	for _, test := range []struct {
+		name  string
+		files map[string]string
+		code  int
+		says  string
+	}{
+		{"all is right", map[string]string{"a.yaml": web}, 0, ""},
+		{"a value is left out", map[string]string{"a.yaml": strings.Replace(web, "namespace: shop", "namespace: shop, annotations: {sluice-lb.io/algorithm: best}", 1)}, 1, "1 parts of objects would not be in force"},
+		{"an address is another Service's", map[string]string{"a.yaml": web, "b.yaml": strings.Replace(service, "NAME", "other", 1)}, 1, "1 parts of objects would not be in force"},
+		{"no YAML", map[string]string{"a.yaml": web, "b.yaml": "{"}, 2, "1 mistakes in manifests"},
+		{"what an API server would refuse", map[string]string{"a.yaml": strings.Replace(web, "port: 80", "port: 70000", 1)}, 2, "1 mistakes in manifests"},
+		{"a folder without manifests", map[string]string{"a.yaml.old": web}, 2, "1 mistakes in manifests"},
+		{"no folder", nil, 2, "no such file or directory"},
+	} {
+		t.Run("it has "+test.name, func(t *testing.T) {
+			folder := t.TempDir()
+			if test.files == nil {
+				folder = filepath.Join(folder, "nosuch")
+			}
+			for name, text := range test.files {
+				mustWrite(t, filepath.Join(folder, name), []byte(text))
+			}
+			err := execute(new(strings.Builder), "agent", "--dry-run", "--manifests="+folder, "--hostname-override=node-1")
+			code := 0
+			if err != nil {
+				code = exitCode(err)
+			}
+			if code != test.code || err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("exit code %d: %v; want %d, %q", code, err, test.code, test.says)
+			}
+		})
+	}
+}

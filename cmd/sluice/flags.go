@@ -57,7 +57,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	f.IntVar(&wanted.HashTableSize, "hash-table-size", maglev.DefaultSize, "the entries in the table of each Service that hashes (sh, dh, maglev): 251, 509, 1021, 2039, 4093, 8191 or 16381, on all nodes the same. A smaller one takes less memory; more flows move when a backend comes or goes, and parts are less even")
 	f.IntVar(&wanted.BackendMetrics, "backend-metrics", 0, "how many backends have metrics of their own: open connections and TCP handshakes; 0 switches them off")
 	f.BoolVar(&wanted.FailFast, "fail-fast", false, "end if not everything can be attached at the first try, instead of trying again")
-	f.BoolVar(&flags.dryRun, "dry-run", false, "print what would be programmed, as 'sluice services' does, and change nothing")
+	f.BoolVar(&flags.dryRun, "dry-run", false, "print what would be programmed, as 'sluice services' does, and change nothing. The exit code is 0 if all is in force, 1 if a part of an object is not, and 2 if something cannot be read")
 
 	return flags
 }

@@ -36,12 +36,15 @@ func TestDryRun(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(manifest), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	services, err := DryRun(t.Context(), Config{NodeName: "node-1", Manifests: dir, Log: slog.New(slog.DiscardHandler)})
+	services, problems, err := DryRun(t.Context(), Config{NodeName: "node-1", Manifests: dir, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(services) != 2 || services[1].Name != "ns/web" || len(services[1].Ports[0].Backends) != 1 {
 		t.Fatalf("services are %+v, want ns/thief and ns/web with a backend", services)
+	}
+	if len(problems) != 0 {
+		t.Errorf("problems are %v, want none", problems)
 	}
 	if services[0].Error == "" || services[1].Error != "" {
 		t.Errorf("errors are %q and %q, want one for ns/thief", services[0].Error, services[1].Error)

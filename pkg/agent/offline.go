@@ -22,17 +22,17 @@ import (
 // looked up in them.
 const dryRunSlots = 1 << 21
 
-// DryRun reads all Services once and returns how [Run] would program them, without
+// DryRun reads all Services once and returns how [Run] would program them, and what of the objects is not in force, without
 // touching the kernel: cfg needs no Datapath and no Socket.
-func DryRun(ctx context.Context, cfg Config) ([]status.Service, error) {
+func DryRun(ctx context.Context, cfg Config) ([]status.Service, []lb.Problem, error) {
 	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(dryRunSlots).Tables, TableSize: maglev.Sizes[0]})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	offline := NewOffline(cfg, writer)
 	source, err := newSource(cfg, offline.Sink())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 
 	ctx, stop := context.WithCancel(ctx)
@@ -40,15 +40,15 @@ func DryRun(ctx context.Context, cfg Config) ([]status.Service, error) {
 	var group errgroup.Group
 	group.Go(func() error { return source.Run(ctx) })
 	if err := waitForSource(ctx, source); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	stop()
 	if err := group.Wait(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	offline.Work()
 
-	return offline.agent.services().Services(), nil
+	return offline.agent.services().Services(), offline.agent.status().Problems, nil
 }
 
 // waitForSource waits until all objects are received, and for the Node no longer than

@@ -52,8 +52,11 @@ func (m *manifest) parse(name string, content []byte, err error, nodeName string
 	if err == nil {
 		docs, err = documents(name, content)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		p.refuse("", err)
+	case len(docs) == 0 && len(last) > 0:
+		p.refuse("", errors.New("it has no object any more: remove the file to remove its objects"))
 	}
 	for _, doc := range docs {
 		p.add(doc)
@@ -82,9 +85,12 @@ func (p *manifestParser) note(object, field, format string, args ...any) {
 }
 
 // refuse adds an error as a problem, and marks the file as bad.
-func (p *manifestParser) refuse(object string, err error) {
+func (p *manifestParser) refuse(object string, err error) { p.refuseField(object, "", err.Error()) }
+
+func (p *manifestParser) refuseField(object, field, why string) {
 	p.bad = true
-	p.note(object, "", "%s; %s", strings.Join(strings.Fields(err.Error()), " "), p.instead)
+	p.note(object, field, "%s; %s", strings.Join(strings.Fields(why), " "), p.instead)
+	p.out.problems[len(p.out.problems)-1].Effect = lb.Degraded
 }
 
 // add adds the object of a document, or all objects of a List.
@@ -138,6 +144,12 @@ func (p *manifestParser) add(doc json.RawMessage) {
 		return
 	}
 	obj.(metav1.Object).SetNamespace(k.namespace)
+	if refused := refusals(obj); len(refused) > 0 {
+		for _, err := range refused {
+			p.refuseField(k.String(), err.Field, err.ErrorBody())
+		}
+		return
+	}
 	problems := setDefaults(obj, k)
 	if !selected(obj, p.nodeName) {
 		return

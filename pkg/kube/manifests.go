@@ -15,14 +15,21 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
-// scanInterval is how often the directory is scanned. A file must not have changed for one
-// interval before it is read, because most files are not written at once.
-const scanInterval = 200 * time.Millisecond
+const (
+	// scanInterval is how often the directory is scanned while it changes, and always where the kernel does not report
+	// changes. A file must not have changed for one interval before it is read, because most files are not written at once.
+	scanInterval = 200 * time.Millisecond
+	// activeTime is how long after a change the directory is scanned.
+	activeTime = 3 * scanInterval
+	// restInterval is how often it is scanned otherwise: file systems of a network report no changes of other hosts.
+	restInterval = 10 * time.Second
+)
 
 // ManifestsConfig is the configuration of a [Manifests].
 type ManifestsConfig struct {
@@ -43,7 +50,8 @@ type ManifestsConfig struct {
 // Manifests follows a directory of manifests, in place of an API server. It sets the
 // defaults that an API server sets, and ignores objects that an API server would not send
 // to a Service proxy. A file with an object that an API server would refuse is reported,
-// and its last good version stays in force, with all of its objects.
+// and its last good version stays in force, with all of its objects. So does that of a file that
+// has no object any more: those of a file that is removed go.
 //
 // If two files have the same object, the one whose name sorts first decides.
 type Manifests struct {
@@ -54,6 +62,8 @@ type Manifests struct {
 	files    map[string]*manifest // by name in Dir
 	inForce  map[key]runtime.Object
 	reported map[string][]lb.Problem // by path; those that the sink knows
+	unread   bool                    // a file has changed and was not read yet
+	watcher  *fsnotify.Watcher       // nil: changes are not reported
 }
 
 // manifest is one file.
@@ -116,16 +126,58 @@ func (m *Manifests) NodeSynced() <-chan struct{} { return m.synced }
 
 // Run follows the directory until ctx ends, then returns nil. It may be called once.
 func (m *Manifests) Run(ctx context.Context) error {
+	changes, failures := m.watch()
+	if m.watcher != nil {
+		defer m.watcher.Close()
+	}
 	m.scan(true)
 	close(m.synced)
+	scanned, active := time.Now(), time.Now().Add(activeTime)
 	for ticker := time.Tick(scanInterval); ; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker:
-			m.scan(false)
+		case <-changes:
+			active = time.Now().Add(activeTime)
+		case <-failures: // changes may be lost
+			active = time.Now().Add(activeTime)
+		case now := <-ticker:
+			if m.watcher == nil || m.unread || now.Before(active) || now.Sub(scanned) >= restInterval {
+				m.scan(false)
+				scanned = now
+			}
 		}
 	}
+}
+
+// watch has the kernel report changes of the directory. Where it cannot, for lack of inotify or by a limit of it, the
+// directory is scanned all the time, and both channels are nil.
+func (m *Manifests) watch() (<-chan fsnotify.Event, <-chan error) {
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		if err = watcher.Add(m.cfg.Dir); err != nil {
+			watcher.Close()
+		}
+	}
+	if err != nil {
+		m.cfg.Log.Info("changes of manifests are not reported by the kernel; they are looked for", "interval", scanInterval, "error", err)
+		return nil, nil
+	}
+	m.watcher = watcher
+	return watcher.Events, watcher.Errors
+}
+
+// follow has changes reported of the folder in which a link ends, and of the directory again if it was replaced.
+func (m *Manifests) follow(path string) {
+	if m.watcher == nil {
+		return
+	}
+	target, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return
+	}
+	// If that fails, the next scan at rest finds the change.
+	_ = m.watcher.Add(filepath.Dir(target))
 }
 
 // PodsSynced returns a channel that is closed when the Pods and Namespaces have been reported.
@@ -137,13 +189,16 @@ func (m *Manifests) PodsSynced() <-chan struct{} { return m.synced }
 func (m *Manifests) scan(now bool) {
 	entries, err := os.ReadDir(m.cfg.Dir)
 	if err != nil {
-		m.report(m.cfg.Dir, []lb.Problem{{Object: "manifests", Field: m.cfg.Dir, Message: err.Error() + "; their last versions stay in force"}})
+		m.report(m.cfg.Dir, []lb.Problem{{Object: "manifests", Field: m.cfg.Dir, Message: err.Error() + "; their last versions stay in force", Effect: lb.Degraded}})
 		return
 	}
-	m.report(m.cfg.Dir, nil)
+	if m.watcher != nil {
+		_ = m.watcher.Add(m.cfg.Dir) // it may be another than before
+	}
 
 	found := map[string]bool{}
 	changed := false
+	m.unread = false
 	for _, entry := range entries {
 		name := entry.Name()
 		path := filepath.Join(m.cfg.Dir, name)
@@ -162,6 +217,9 @@ func (m *Manifests) scan(now bool) {
 			continue
 		}
 		found[name] = true
+		if entry.Type()&fs.ModeSymlink != 0 {
+			m.follow(path)
+		}
 		file := m.files[name]
 		if file == nil {
 			file = &manifest{}
@@ -170,6 +228,7 @@ func (m *Manifests) scan(now bool) {
 		if file.version != version {
 			file.version, file.read = version, false
 			if !now {
+				m.unread = true
 				continue
 			}
 		}
@@ -181,6 +240,7 @@ func (m *Manifests) scan(now bool) {
 			// The clock of files is coarse: one that has just been written may change again
 			// and keep its version.
 			file.read = !now || time.Since(time.Unix(version.status.Unix())) > scanInterval
+			m.unread = m.unread || !file.read
 		}
 		file.parse(name, content, err, m.cfg.NodeName)
 		changed = true
@@ -195,6 +255,19 @@ func (m *Manifests) scan(now bool) {
 	if changed {
 		m.apply()
 	}
+	m.report(m.cfg.Dir, m.folderProblems(entries))
+}
+
+// folderProblems returns a problem if the directory has other files and no manifest.
+func (m *Manifests) folderProblems(entries []fs.DirEntry) []lb.Problem {
+	visible := func(e fs.DirEntry) bool { return !strings.HasPrefix(e.Name(), ".") }
+	if len(m.files) > 0 || !slices.ContainsFunc(entries, visible) {
+		return nil
+	}
+	return []lb.Problem{{
+		Object: lb.Configuration, Field: "--manifests", Value: m.cfg.Dir, Message: "no file in it is called *.yaml, *.yml or *.json, so no Service is known",
+		Remedy: "Put manifests there, in no folder below it, or name another folder", Effect: lb.Degraded,
+	}}
 }
 
 // apply reports the differences between the objects of the files and those in force.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -218,3 +219,34 @@ func mustDate(t *testing.T, path string) {
 }
 func mustRemove(t *testing.T, path string)   { t.Helper(); lab.Must(t, os.RemoveAll(path)) }
 func mustLink(t *testing.T, to, path string) { t.Helper(); lab.Must(t, os.Symlink(to, path)) }
+
+// At rest the folder is not read: the kernel reports changes, of files that links lead to as well. A folder that is
+// replaced is followed on.
+func TestManifestsAtRest(t *testing.T) {
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "manifests")
+	mustMkdir(t, dir)
+	mustWrite(t, filepath.Join(dir, "a.yaml"), serviceYAML("one", "10.96.0.1"))
+	sink := newRecorder()
+	m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
+	lab.Must(t, err)
+	lab.MustRun(t, m.Run)
+	mustHave(t, sink, "Service default/one")
+	time.Sleep(2 * activeTime)
+	opened, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	lab.Must(t, err)
+	defer unix.Close(opened)
+	_, err = unix.InotifyAddWatch(opened, dir, unix.IN_OPEN)
+	lab.Must(t, err)
+	time.Sleep(2 * activeTime) // much less than restInterval
+	var events [4096]byte
+	if n, err := unix.Read(opened, events[:]); err != unix.EAGAIN {
+		t.Errorf("the folder was read at rest: %d bytes of events, %v", n, err)
+	}
+	began := time.Now()
+	mustWrite(t, filepath.Join(dir, "b.yaml"), serviceYAML("two", "10.96.0.2"))
+	mustHave(t, sink, "Service default/one", "Service default/two")
+	if took := time.Since(began); took > restInterval {
+		t.Errorf("a change was read after %v", took)
+	}
+}
