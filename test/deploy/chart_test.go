@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -101,16 +102,26 @@ func mustObjects(t testing.TB, text string) map[string]any {
 // Values that the chart does not know, or that make no sense, are refused by name.
 func TestChartRefuses(t *testing.T) {
 	for values, want := range map[string]string{
-		"--set privilegedinit=true":                     "privilegedinit",
-		"--set image.name=sluice":                       "name",
-		"--set privilegedInit=yes":                      "privilegedInit",
-		"--set image.pullPolicy=Sometimes":              "pullPolicy",
-		"--set args={algorithm=lc}":                     "args",
-		"--set apiServer=http://192.0.2.10":             "apiServer",
-		"--set healthzPort=0":                           "healthzPort",
-		"--set monitoring.interval=often":               "interval",
-		"--set kubeProxyConfiguration.mode=nftables":    "kubeProxyConfiguration: it needs apiServer",
-		"--set healthzPort=10256 --namespace elsewhere": "install with --namespace kube-system, or set apiServer",
+		"--set privilegedinit=true":                         "privilegedinit",
+		"--set image.name=sluice":                           "name",
+		"--set privilegedInit=yes":                          "privilegedInit",
+		"--set image.pullPolicy=Sometimes":                  "pullPolicy",
+		"--set args={algorithm=lc}":                         "args",
+		"--set apiServer=http://192.0.2.10":                 "apiServer",
+		"--set healthzPort=0":                               "healthzPort",
+		"--set monitoring.interval=often":                   "interval",
+		"--set kubeProxyConfiguration.mode=nftables":        "kubeProxyConfiguration: it needs apiServer",
+		"--set healthzPort=10256 --namespace elsewhere":     "install with --namespace kube-system, or set apiServer",
+		"--set apiServer=https://a --set healthzPort=10300": "healthzPort: it is 10300, and kubeProxyConfiguration.healthzBindAddress 0.0.0.0",
+		"--set apiServer=https://a --set kubeProxyConfiguration.healthzBindAddress=0.0.0.0:10300":                                 "healthzPort: it is 10256, and kubeProxyConfiguration.healthzBindAddress 0.0.0.0:10300",
+		"--set apiServer=https://a --set kubeProxyConfiguration.healthzBindAddress=127.0.0.1:10256":                               "healthzHost: kubeProxyConfiguration.healthzBindAddress is 127.0.0.1:10256",
+		"--set apiServer=https://a --set monitoring.podMonitor=true":                                                              "monitoring.podMonitor: metrics are served on 127.0.0.1",
+		"--set apiServer=https://a --set monitoring.podMonitor=true --set kubeProxyConfiguration.metricsBindAddress=0.0.0.0:9100": "monitoring.port: it is 10249",
+		"--set updateStrategy.type=OnDelete --set maxUnavailable=1":                                                               "updateStrategy: maxUnavailable is set as well",
+		"--set updateStrategy.type=Never":                                                                                         "updateStrategy",
+		"--set podLabels.k8s-app=x":                                                                                               "podLabels: k8s-app is the chart's own label",
+		"--set env[0].name=NODE_NAME":                                                                                             "env: NODE_NAME is the chart's own",
+		"--set volumes[0].name=bpf":                                                                                               "volumes: bpf is the name of one of the chart's own",
 	} {
 		args := append([]string{"--namespace", "kube-system"}, strings.Fields(values)...)
 		if out, err := helm(t, "template", args...); err == nil || !strings.Contains(out, want) {
@@ -157,5 +168,65 @@ func TestChartNotes(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("the notes do not say %q:\n%s", want, out)
 		}
+	}
+}
+
+// What operators set of the pods of a node's agent reaches them.
+func TestChartPods(t *testing.T) {
+	out, err := helm(t, "template", "--namespace", "kube-system", "--set", "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=eks.amazonaws.com/compute-type",
+		"--set", "podAnnotations.example\\.org/a=b", "--set", "podLabels.team=net", "--set", "priorityClassName=high", "--set", "updateStrategy.type=OnDelete",
+		"--set", "env[0].name=GOMEMLIMIT", "--set", "env[0].value=256MiB", "--set", "healthzHost=127.0.0.1",
+		"--set", "volumes[0].name=certs", "--set", "volumes[0].hostPath.path=/etc/certs", "--set", "volumeMounts[0].name=certs", "--set", "volumeMounts[0].mountPath=/certs")
+	if err != nil {
+		t.Fatalf("helm template: %v: %s", err, out)
+	}
+	m := mustDecode(t, out)
+	pod, template, agent := m.pod(), m.daemonSet.Spec.Template, m.container()
+	if terms := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms; len(terms) != 1 || terms[0].MatchExpressions[0].Key != "eks.amazonaws.com/compute-type" {
+		t.Errorf("the affinity is %v", pod.Affinity)
+	}
+	if template.Annotations["example.org/a"] != "b" || template.Labels["team"] != "net" || template.Labels["k8s-app"] != "sluice" {
+		t.Errorf("the pods have the annotations %v and the labels %v", template.Annotations, template.Labels)
+	}
+	if pod.PriorityClassName != "high" || m.daemonSet.Spec.UpdateStrategy.Type != "OnDelete" || m.daemonSet.Spec.UpdateStrategy.RollingUpdate != nil {
+		t.Errorf("the priority is %q and the strategy %v", pod.PriorityClassName, m.daemonSet.Spec.UpdateStrategy)
+	}
+	if env := agent.Env; len(env) != 2 || env[1].Name != "GOMEMLIMIT" || env[1].Value != "256MiB" {
+		t.Errorf("the environment is %v", env)
+	}
+	if host := agent.LivenessProbe.HTTPGet.Host; host != "127.0.0.1" || agent.ReadinessProbe.HTTPGet.Host != host || agent.StartupProbe.HTTPGet.Host != host {
+		t.Errorf("the probes ask %q", host)
+	}
+	if volume, mount := pod.Volumes[len(pod.Volumes)-1], agent.VolumeMounts[len(agent.VolumeMounts)-1]; volume.HostPath.Path != "/etc/certs" || mount.MountPath != "/certs" {
+		t.Errorf("the last volume is %v, at %v", volume, mount)
+	}
+}
+
+// Values of an older chart, which lacks some, make what the defaults make: helm upgrade --reuse-values has no others.
+func TestChartWithValuesOfAnother(t *testing.T) {
+	want, err := helm(t, "template", "--namespace", "kube-system")
+	lab.Must(t, err)
+	text, err := os.ReadFile("../../deploy/chart/values.yaml")
+	lab.Must(t, err)
+	var values map[string]any
+	lab.Must(t, sigsyaml.Unmarshal(text, &values))
+	args := []string{"template", "--namespace", "kube-system"}
+	for name, value := range values {
+		args = append(args, "--set", name+"=null")
+		fields, _ := value.(map[string]any)
+		one := []string{}
+		for field := range fields {
+			if name == "monitoring" || name == "image" {
+				one = append(one, "--set", name+"."+field+"=null")
+			}
+		}
+		if len(one) > 0 {
+			if got, err := helm(t, "template", append([]string{"--namespace", "kube-system"}, one...)...); err != nil || got != want {
+				t.Errorf("without the fields of %s (%v):\n%s", name, err, cmp.Diff(want, got))
+			}
+		}
+	}
+	if got, err := helm(t, args[0], args[1:]...); err != nil || got != want {
+		t.Errorf("without any value (%v):\n%s", err, cmp.Diff(want, got))
 	}
 }

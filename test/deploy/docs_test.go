@@ -97,7 +97,7 @@ func (d *docs) run(t *testing.T, line string) {
 	case program == "kubectl":
 		d.kubectl(t, args)
 	case program == "helm" && slices.Contains([]string{"install", "upgrade"}, args[0]) && args[1] == "sluice" && args[2] == "../../deploy/chart":
-		args = slices.DeleteFunc(args[3:], func(arg string) bool { return arg == "--reuse-values" })
+		args = slices.DeleteFunc(args[3:], func(arg string) bool { return arg == "--reset-then-reuse-values" })
 		if i := slices.Index(args, "values.yaml"); i >= 0 {
 			args[i] = d.values()
 		}
