@@ -110,7 +110,7 @@ static __always_inline enum reason explain_connect(struct __sk_buff *ctx,
 	enum reason why;
 
 	is->scope = dst->scope;
-	why = translates_connects(dst->proto);
+	why = translates_connects(dst->proto, asks->is_host);
 	if (why)
 		return why;
 	why = lookup_dial(dst, asks->is_host && may_be_localhost(dst), &is->pool);

@@ -192,6 +192,7 @@ func TestProbeOfSockets(t *testing.T) {
 		{"a backend", Config{}, Dial{To: at(clusterIP), Source: tapClient}, maps.ReasonTranslated},
 		{"an unused port", Config{}, Dial{To: at("8.0.96.1:81"), Source: tapClient}, maps.ReasonRejectNoPort},
 		{"UDP is left alone", Config{UDP: UDPOff}, Dial{To: at(clusterIP), Protocol: 17, Source: tapClient}, maps.ReasonPassDisabled},
+		{"UDP of the node is not", Config{UDP: UDPOff}, Dial{To: at(clusterIP), Protocol: 17, Host: true}, maps.ReasonTranslated},
 		{"UDP is translated", Config{UDP: UDPAll}, Dial{To: at(clusterIP), Protocol: 17, Source: tapClient}, maps.ReasonTranslated},
 		{"SCTP is not", Config{}, Dial{To: at(clusterIP), Protocol: 132, Source: tapClient}, maps.ReasonPassProtocol},
 		{"a node port of localhost", Config{}, Dial{To: at("127.0.0.1:30080"), Host: true}, maps.ReasonTranslated},

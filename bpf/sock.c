@@ -59,11 +59,10 @@ static __always_inline int finish(struct bpf_sock_addr *ctx, bool v6, bool conne
 	return 1;
 }
 
-static __always_inline enum reason translates_sends(struct bpf_sock_addr *ctx)
+/* is_always_translated reports whether a UDP socket is translated in every mode: see enum udp_mode. */
+static __always_inline bool is_always_translated(struct bpf_sock_addr *ctx)
 {
-	if (ctx->protocol != IPPROTO_UDP)
-		return REASON_PASS_PROTOCOL;
-	return config_udp_mode >= UDP_ALL ? REASON_NEXT : REASON_PASS_DISABLED;
+	return config_udp_mode < UDP_ALL && is_host_netns(ctx);
 }
 
 /* lookup_frontend copies the pool that serves the destination: see lookup_dial. */
@@ -116,7 +115,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	__u32 client;
 	bool answered, joins;
 
-	why = translates_connects(ctx->protocol);
+	why = translates_connects(ctx->protocol, is_always_translated(ctx));
 	if (why)
 		return why;
 
@@ -275,7 +274,7 @@ static __always_inline enum reason resolve_send(struct bpf_sock_addr *ctx, bool 
 	enum reason why, answer;
 	struct pool pool = {};
 
-	why = translates_sends(ctx);
+	why = translates_sends(ctx->protocol, is_always_translated(ctx));
 	if (why)
 		return why;
 

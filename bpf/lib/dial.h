@@ -15,7 +15,10 @@
  * switch off.
  */
 
-/* Which UDP sockets are translated. */
+/*
+ * Which UDP sockets are translated: those of pods by this, and those of the node's own namespace always,
+ * because no device sees what they send to an address of the node.
+ */
 enum udp_mode {
 	UDP_OFF = 0, /* none: the device programs translate UDP */
 	UDP_CONNECTED = 1, /* those that connect() */
@@ -28,13 +31,22 @@ volatile const __u32 config_udp_mode = UDP_ALL;
 volatile const bool config_localhost_node_ports_v4 = true;
 volatile const bool config_localhost_node_ports_v6 = true;
 
-static __always_inline enum reason translates_connects(__u8 proto)
+/* translates_connects and translates_sends: is_host is set for the node's own namespace. */
+
+static __always_inline enum reason translates_connects(__u8 proto, bool is_host)
 {
 	if (proto == IPPROTO_TCP)
 		return REASON_NEXT;
 	if (proto != IPPROTO_UDP)
 		return REASON_PASS_PROTOCOL;
-	return config_udp_mode >= UDP_CONNECTED ? REASON_NEXT : REASON_PASS_DISABLED;
+	return config_udp_mode >= UDP_CONNECTED || is_host ? REASON_NEXT : REASON_PASS_DISABLED;
+}
+
+static __always_inline enum reason translates_sends(__u8 proto, bool is_host)
+{
+	if (proto != IPPROTO_UDP)
+		return REASON_PASS_PROTOCOL;
+	return config_udp_mode >= UDP_ALL || is_host ? REASON_NEXT : REASON_PASS_DISABLED;
 }
 
 /*
