@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra/doc"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/config"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
@@ -31,6 +33,11 @@ func addCompletion(root *cobra.Command, services cobra.CompletionFunc) {
 				mustComplete(cmd, flag, services)
 			}
 		}
+		for flag, values := range flagValues {
+			if cmd.Flags().Lookup(flag) != nil {
+				mustComplete(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+			}
+		}
 		if cmd.Flags().Lookup("output") != nil {
 			formats := []string{"table", "json", "yaml"}
 			if cmd.Name() == "monitor" { // which prints event by event
@@ -39,6 +46,15 @@ func addCompletion(root *cobra.Command, services cobra.CompletionFunc) {
 			mustComplete(cmd, "output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 		}
 	}
+}
+
+// flagValues are the values of flags that take one of some words.
+var flagValues = map[string][]string{
+	"algorithm": {"random", "rr", "lc", "sed", "nq", "sh", "dh", "maglev"}, "heal": {"off", "eject", "resteer"}, "udp": {"all", "connected", "off"},
+	"device-attach": {"tcx", "clsact"}, "forwarding": {"auto", "stack"}, "version": {"true", "false", "raw"},
+	"proxy-mode":         {string(config.ModeIPTables), string(config.ModeIPVS), string(config.ModeNFTables)},
+	"detect-local-mode":  {string(config.LocalClusterCIDR), string(config.LocalNodeCIDR), string(config.LocalBridgeInterface), string(config.LocalInterfaceNamePrefix)},
+	"nodeport-addresses": {lb.NodePortsPrimary, lb.NodePortsLocalhost, lb.NodePortsAll},
 }
 
 // mustComplete sets how the values of a flag, which the command has, are completed.

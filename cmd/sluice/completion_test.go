@@ -58,10 +58,12 @@ func TestManPages(t *testing.T) {
 // Shells complete formats, and no names of files.
 func TestCompletion(t *testing.T) {
 	for args, want := range map[string]string{
-		"services --output j": "table\njson\nyaml\n:4\n", // no files
-		"monitor --output ":   "table\njson\n:4\n",
-		"version ":            ":4\n",
-		"verif":               "verify\t",
+		"services --output j":  "table\njson\nyaml\n:4\n", // no files
+		"monitor --output ":    "table\njson\n:4\n",
+		"version ":             ":4\n",
+		"agent --heal ":        "off\neject\nresteer\n:4\n",
+		"doctor --forwarding ": "auto\nstack\n:4\n",
+		"verif":                "verify\t",
 	} {
 		var out strings.Builder
 		root := commandOf([]string{"sluice"})
@@ -69,6 +71,27 @@ func TestCompletion(t *testing.T) {
 		root.SetOut(&out)
 		if err := root.Execute(); err != nil || !strings.Contains(out.String(), want) {
 			t.Errorf("%q is completed by %q, %v, want %q", args, out.String(), err, want)
+		}
+	}
+}
+
+// The values that are completed are accepted, and those that a flag's help lists are all there.
+func TestCompletedValuesAreAccepted(t *testing.T) {
+	for name, values := range flagValues {
+		for _, value := range values {
+			args := []string{"--" + name + "=" + value}
+			if name == "detect-local-mode" {
+				args = append(args, "--pod-bridge-interface=br0", "--pod-interface-name-prefix=veth")
+			}
+			if _, err := toConfig(t, "none", args...); err != nil {
+				t.Errorf("%s: %v", args, err)
+			}
+		}
+		usage := newAgentFlagSet().Lookup(name).Usage
+		for _, value := range values {
+			if name != "version" && name != "nodeport-addresses" && !strings.Contains(usage, value) {
+				t.Errorf("--%s: the help does not list %s: %s", name, value, usage)
+			}
 		}
 	}
 }

@@ -159,8 +159,12 @@ func normalName(name string) string { return strings.ToLower(strings.TrimSpace(n
 // report logs, once and in one line each, the fields and flags that are accepted
 // and do nothing.
 func (s *settings) report(log *slog.Logger) {
-	if s.unknown != nil {
-		log.Warn("the configuration file has fields that kube-proxy does not know; they are ignored", "unknown", s.unknown)
+	unknown, twice := s.strictErrors()
+	if len(unknown) > 0 {
+		log.Warn("the configuration file has fields that kube-proxy does not know; they are ignored", "unknown", unknown)
+	}
+	if len(twice) > 0 {
+		log.Warn("the configuration file has keys that are given twice; the last one counts", "twice", twice)
 	}
 	if len(s.unknownGates) > 0 {
 		log.Warn("the configuration has feature gates that Sluice does not know: those of another version of Kubernetes, or misspelt ones; they are ignored",
@@ -174,14 +178,27 @@ func (s *settings) report(log *slog.Logger) {
 	}
 }
 
-// unknownParts returns what Sluice does not know of the configuration, a text for each part.
-func (s *settings) unknownParts() []string {
-	var parts []string
-	if strict, ok := runtime.AsStrictDecodingError(s.unknown); ok {
-		for _, err := range strict.Errors() {
-			parts = append(parts, err.Error())
+// strictErrors returns texts about fields of the file that kube-proxy does not have, and about keys that are given twice.
+func (s *settings) strictErrors() (unknown, twice []string) {
+	strict, ok := runtime.AsStrictDecodingError(s.unknown)
+	if !ok {
+		return nil, nil
+	}
+	for _, err := range strict.Errors() {
+		if text := err.Error(); strings.Contains(text, "already set in map") {
+			twice = append(twice, text)
+		} else {
+			unknown = append(unknown, text)
 		}
 	}
+
+	return unknown, twice
+}
+
+// unknownParts returns what Sluice does not know of the configuration, a text for each part.
+func (s *settings) unknownParts() []string {
+	unknown, twice := s.strictErrors()
+	parts := slices.Concat(unknown, twice)
 	for _, name := range s.unknownGates {
 		parts = append(parts, fmt.Sprintf("featureGates[%s]: Sluice knows no such gate", name))
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -203,5 +204,21 @@ func TestUnusedFlags(t *testing.T) {
 	}
 	if got := mustResolve(t, parse(t, "none")).unused; len(got) > 0 {
 		t.Errorf("unused are %q, and nothing is set", got)
+	}
+}
+
+// A key that is given twice is no unknown field; its last value counts.
+func TestKeysGivenTwice(t *testing.T) {
+	s := mustResolve(t, parse(t, "oomScoreAdj: 5\noomScoreAdj: 7\nturbo: true"))
+	var log bytes.Buffer
+	s.report(slog.New(slog.NewTextHandler(&log, nil)))
+	for _, line := range strings.Split(log.String(), "\n") {
+		isTwice, isUnknown := strings.Contains(line, "given twice"), strings.Contains(line, "does not know")
+		if isTwice != strings.Contains(line, "oomScoreAdj") || isUnknown != strings.Contains(line, "turbo") {
+			t.Errorf("it logs %s", line)
+		}
+	}
+	if !strings.Contains(log.String(), "given twice") || !strings.Contains(log.String(), "does not know") || *s.kubeProxy.OOMScoreAdj != 7 {
+		t.Errorf("oomScoreAdj is %d, and it logs %s", *s.kubeProxy.OOMScoreAdj, &log)
 	}
 }

@@ -98,6 +98,7 @@ func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Fronten
 		OptedOut:        pool.Flags&maps.PoolOptedOut != 0,
 		Healing:         healingOf(pool.Flags),
 		WhenEmpty:       whenEmpty(int(pool.SlotCount), pool.Flags&maps.PoolDropIfEmpty != 0),
+		Backends:        []netip.AddrPort{},
 	}
 	if v.Key.Port != 0 {
 		f.Algorithm = reconcile.AlgorithmText(pool.Algorithm)
@@ -190,7 +191,7 @@ func addFrontend(svc *Service, f Frontend) {
 		return p.Name == f.Service && p.Protocol == f.Protocol
 	})
 	if i < 0 {
-		svc.Ports = append(svc.Ports, ServicePort{Name: f.Service, Protocol: f.Protocol})
+		svc.Ports = append(svc.Ports, ServicePort{Name: f.Service, Protocol: f.Protocol, Frontends: []Frontend{}, Backends: []Backend{}})
 		i = len(svc.Ports) - 1
 	}
 	port := &svc.Ports[i]

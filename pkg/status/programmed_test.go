@@ -1,6 +1,7 @@
 package status
 
 import (
+	"encoding/json"
 	stdmaps "maps"
 	"net/netip"
 	"slices"
@@ -355,5 +356,25 @@ func TestEndpointsThatDoNotJoin(t *testing.T) {
 				t.Errorf("shown as backends are %q, want 3 of %q", backends, test.why)
 			}
 		})
+	}
+}
+
+// Lists that are empty are so in JSON, too: programs that read it need no case for null.
+func TestEmptyListsInJSON(t *testing.T) {
+	svc := &lb.Service{Name: lb.ServiceName{Namespace: "ns", Name: "none"}, Families: []lb.Family{lb.IPv4}}
+	empty := &lb.EndpointSlice{Name: lb.SliceName{Namespace: "ns", Name: "x"}}
+	alone := web()
+	fakes, _ := programmed(t)
+	kernel, err := ProgrammedServices(fakes.Tables)
+	lab.Must(t, err)
+	for name, services := range map[string][]Service{
+		"a Service without ports":                        Model{Snapshots: []lb.Snapshot{snapshotOf(svc, empty)}, Resolve: lb.Snapshot.Resolve}.Services(),
+		"a Service without endpoints":                    Model{Snapshots: []lb.Snapshot{snapshotOf(alone, empty)}, Resolve: lb.Snapshot.Resolve}.Services(),
+		"what is in the maps, with a port that has none": kernel,
+	} {
+		text, err := json.Marshal(services)
+		if lab.Must(t, err); len(services) == 0 || strings.Contains(string(text), "null") {
+			t.Errorf("of %s: %s", name, text)
+		}
 	}
 }

@@ -128,6 +128,7 @@ func frontendOf(f lb.Frontend) Frontend {
 		NodeInRanges:    f.NodeInRanges,
 		Masquerade:      f.Masquerade,
 		OptedOut:        f.OptedOut,
+		Backends:        []netip.AddrPort{},
 	}
 	if f.Healing == lb.HealOff || f.Healing == lb.HealEject {
 		view.Healing = f.Healing.String()
@@ -175,10 +176,10 @@ func backendOf(e lb.EndpointState) Backend {
 // serviceOf converts a Service of the model.
 func serviceOf(snapshot lb.Snapshot, res lb.Resolution) Service {
 	svc := snapshot.Service
-	view := Service{Name: svc.Name.String(), Type: svc.Type.String(), HealthCheckNodePort: svc.HealthCheckNodePort, Problems: res.Problems}
+	view := Service{Name: svc.Name.String(), Type: svc.Type.String(), HealthCheckNodePort: svc.HealthCheckNodePort, Ports: []ServicePort{}, Problems: res.Problems}
 	for _, port := range svc.Ports {
 		name := lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}
-		p := ServicePort{Name: name.String(), Protocol: port.Protocol}
+		p := ServicePort{Name: name.String(), Protocol: port.Protocol, Frontends: []Frontend{}, Backends: []Backend{}}
 		for _, f := range res.Frontends {
 			if f.Port == name {
 				p.Frontends = append(p.Frontends, frontendOf(f))
