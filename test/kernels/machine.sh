@@ -59,5 +59,14 @@ else
 fi
 machine+=(-accel "${SLUICE_TEST_ACCEL:-tcg}" -smp 2 -m 2G -nodefaults -display none -no-reboot
 	-kernel "$kernel/vmlinuz" -initrd "$work/initramfs")
-# The machine ends with this script.
-setpriv --pdeathsig TERM timeout --kill-after=10 "${SLUICE_TEST_SECONDS:-2400}" "${machine[@]}" </dev/null
+# The machine ends with this script, and if it hangs before init runs, as the emulation of a busy machine may.
+setpriv --pdeathsig TERM timeout --kill-after=10 "${SLUICE_TEST_SECONDS:-2400}" "${machine[@]}" </dev/null &
+running=$!
+for ((second = 0; second < 300; second++)); do
+	if [[ -s $log.tests ]] || ! kill -0 "$running" 2>/dev/null; then
+		break
+	fi
+	sleep 1
+done
+[[ -s $log.tests ]] || kill "$running" 2>/dev/null || true
+wait "$running"
