@@ -16,8 +16,10 @@ import (
 func TestAffinity(t *testing.T) {
 	t.Parallel() // it sleeps
 	w := newWorld(t)
-	const vip, external = "10.96.0.1:80", "203.0.113.1:80"
-	s := w.add(t, service{proto: "tcp", at: []string{vip, external}, to: w.all4(), affinity: 2})
+	const vip, lasting, external = "10.96.0.1:80", "10.96.0.2:80", "203.0.113.2:80"
+	const timeout = 2 * time.Second
+	s := w.add(t, service{proto: "tcp", at: []string{vip}, to: w.all4(), affinity: uint32(timeout.Seconds())})
+	w.add(t, service{proto: "tcp", at: []string{lasting, external}, to: w.all4(), affinity: 1000})
 	pod := w.pod(t)
 	who := func(client *lab.Caller, at string) string {
 		t.Helper()
@@ -28,16 +30,16 @@ func TestAffinity(t *testing.T) {
 	}
 
 	t.Run("kept by all processes of a namespace", func(t *testing.T) {
-		first := who(pod, vip)
+		first := who(pod, lasting)
 		for range 10 {
-			if got := who(w.pod(t), vip); got != first {
+			if got := who(w.pod(t), lasting); got != first {
 				t.Fatalf("%s answered, want %s", got, first)
 			}
 		}
 	})
 	t.Run("kept at the other address of the service port", func(t *testing.T) {
 		for range 5 {
-			if one, two := who(pod, vip), who(pod, external); one != two {
+			if one, two := who(pod, lasting), who(pod, external); one != two {
 				t.Fatalf("%s and %s answered", one, two)
 			}
 		}
@@ -50,13 +52,22 @@ func TestAffinity(t *testing.T) {
 		})
 	})
 	t.Run("prolonged by every connection", func(t *testing.T) {
-		first := who(pod, vip)
-		for range 6 {
-			time.Sleep(500 * time.Millisecond) // 3 s in all
-			if got := who(pod, vip); got != first {
+		first, since, before := who(pod, vip), time.Now(), time.Now()
+		for range 60 {
+			if time.Since(since) > timeout+time.Second {
+				return
+			}
+			time.Sleep(timeout / 4)
+			now := time.Now()
+			got := who(pod, vip)
+			if time.Since(before) >= timeout { // the machine is busy
+				first, since = got, time.Now()
+			} else if got != first {
 				t.Fatalf("%s answered, want %s", got, first)
 			}
+			before = now
 		}
+		t.Fatalf("there are never %s in which the machine is not busy", timeout+time.Second)
 	})
 	t.Run("over after the timeout", func(t *testing.T) {
 		first := who(pod, vip)
