@@ -209,3 +209,41 @@ func TestConnectedUDPLeavesBackendHere(t *testing.T) {
 		})
 	}
 }
+
+// TestFirstDatagramOfALedSocket has sockets of the node connect before their Service exists. The first datagram that is
+// led on reaches the backend, whose Ethernet address the node has yet to ask for: there is no second one.
+//
+//	process, node-1 ─┬─ pod-1-1, node-1
+//	                 └─ pod-2-0, node-2
+func TestFirstDatagramOfALedSocket(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{filter: looseCNI})
+	c := casesOf(w)
+	services := []service{c.local, c.remote}
+	w.start(t)
+	process := lab.MustCaller(t, w.Nodes[0].Namespace, w.cgroups[0])
+	senders := make(map[string]sender)
+	for _, s := range services {
+		for _, f := range families {
+			sender := mustSend(t, process, f, s.at(clusterIP, f, nil))
+			lab.Must(t, sender.SetTimeout(dialTimeout))
+			senders[s.at(clusterIP, f, nil)] = sender
+		}
+	}
+	w.publish(t, services...)
+	lab.Eventually(t, "the agent has the Services", func() error {
+		s, err := w.agents[0].Status()
+		if err == nil && s.Services != len(services) {
+			err = fmt.Errorf("it has %d", s.Services)
+		}
+
+		return err
+	})
+	for _, s := range services {
+		for _, f := range families {
+			if err := senders[s.at(clusterIP, f, nil)].answered(s.backends[0].name); err != nil {
+				t.Errorf("%s of %s: %v", f, s.name(), err)
+			}
+		}
+	}
+}
