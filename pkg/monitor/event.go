@@ -67,12 +67,12 @@ const columns = "%-21s%-40s%-30s%-30s%s"
 
 // Header is the head of a table of events.
 func Header() string {
-	return fmt.Sprintf(columns, "TIME", "CLIENT", "DESTINATION", "SERVICE", "OUTCOME")
+	return fmt.Sprintf(columns, "TIME (UTC)", "CLIENT", "DESTINATION", "SERVICE", "OUTCOME")
 }
 
 // String returns the event as a line of a table.
 func (e Event) String() string {
-	at := e.Time.Format("Jan 02 15:04:05.000")
+	at, until := e.Time.UTC().Format("Jan 02 15:04:05.000"), e.Until.UTC().Format("15:04:05.000")
 	switch {
 	case e.Outcome == Lost && e.Lost == 0:
 		return at + "  events were lost: this command was stopped for too long"
@@ -95,9 +95,9 @@ func (e Event) String() string {
 		outcome = backend
 	case Suspect:
 		client = fmt.Sprintf("%d on this node", e.Clients)
-		outcome = fmt.Sprintf("%s %s: passed over until %s", backend, e.Why, e.Until.Format("15:04:05.000"))
+		outcome = fmt.Sprintf("%s %s: passed over until %s", backend, e.Why, until)
 	case Probe:
-		outcome = fmt.Sprintf("%s got a probe: passed over until %s", backend, e.Until.Format("15:04:05.000"))
+		outcome = fmt.Sprintf("%s got a probe: passed over until %s", backend, until)
 	case Answers:
 		outcome = backend + " " + e.Why
 	}
