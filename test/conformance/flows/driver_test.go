@@ -45,16 +45,12 @@ func mustDriver(t *testing.T, s *scenario) *driver {
 func (d *driver) mustStart(t *testing.T, s *scenario) {
 	t.Helper()
 	cfg := sluice.Config{
-		Binary:    sluice.MustBinary(t),
-		Namespace: d.world.node,
-		Cgroup:    d.cgroup,
-		NodeName:  s.Node.Name,
-		Args:      s.Node.flags(),
-	}
-	if s.completedByManifests() {
-		cfg.Kubeconfig = mustAPIServer(t, d.world.node, s)
-	} else {
-		cfg.Manifests = mustManifests(t, s)
+		Binary:     sluice.MustBinary(t),
+		Namespace:  d.world.node,
+		Cgroup:     d.cgroup,
+		NodeName:   s.Node.Name,
+		Args:       s.Node.flags(),
+		Kubeconfig: mustAPIServer(t, d.world.node, s),
 	}
 	node, err := sluice.NewNode(cfg)
 	lab.Must(t, err)

@@ -2,20 +2,14 @@ package flows
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
-	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/object"
 )
 
@@ -80,26 +74,6 @@ func (e *endpoint) object() discoveryv1.Endpoint {
 		Hostname:   e.Hostname,
 		Hints:      object.Hints(e.ForZones, e.ForNodes),
 	}
-}
-
-// mustManifests writes the objects of a scenario into a folder of its own.
-func mustManifests(t *testing.T, s *scenario) string {
-	t.Helper()
-	text, err := object.Manifest(slices.Concat(slices.Collect(maps.Values(s.resources()))...)...)
-	lab.Must(t, err)
-	dir := t.TempDir()
-	lab.Must(t, os.WriteFile(filepath.Join(dir, "scenario.yaml"), text, 0o600))
-
-	return dir
-}
-
-// completedByManifests reports whether objects of the scenario would not arrive as
-// written: what reads manifests names a port that has no name, as an API server
-// does before it stores one. One that was stored earlier has none.
-func (s *scenario) completedByManifests() bool {
-	return slices.ContainsFunc(s.EndpointSlices, func(s slice) bool {
-		return slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name == nil })
-	})
 }
 
 // flags are those of the agent. To a scenario no list of
