@@ -66,8 +66,8 @@ func (w *world) manifests() string {
 	}
 	slice := func(service, family, ports string, addresses ...any) {
 		fmt.Fprintf(&all, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n"+
-			"metadata: {name: %s-%s, namespace: shop, labels: {kubernetes.io/service-name: %[1]s}}\naddressType: %[2]s\nports: [%s]\nendpoints:\n",
-			service, family, ports)
+			"metadata: {name: %s-%s, namespace: shop, labels: {kubernetes.io/service-name: %[1]s}}\naddressType: %[3]s\nports: [%s]\nendpoints:\n",
+			service, strings.ToLower(family), family, ports)
 		for _, address := range addresses {
 			fmt.Fprintf(&all, "- {addresses: [%q]}\n", address)
 		}
