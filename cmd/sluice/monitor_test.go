@@ -31,7 +31,7 @@ func TestMonitorFlags(t *testing.T) {
 			t.Errorf("%v: %v, after %q; want %s", test.args, err, out, test.want)
 		}
 	}
-	for _, test := range []struct{ format, want string }{{"json", ""}, {"table", "TIME (UTC) CLIENT DESTINATION SERVICE OUTCOME\n"}} {
+	for _, test := range []struct{ format, want string }{{"json", ""}, {"table", "TIME UTC CLIENT DESTINATION SERVICE OUTCOME\n"}} {
 		out, err := runVerb(root, "monitor", "--since", "10m", "--no-follow", "--service", "shop/web", "-o", test.format)
 		if err != nil || squeeze(out) != test.want {
 			t.Errorf("-o %s, of no refusals: %v, %q", test.format, err, out)

@@ -67,7 +67,7 @@ const columns = "%-21s%-40s%-30s%-30s%s"
 
 // Header is the head of a table of events.
 func Header() string {
-	return fmt.Sprintf(columns, "TIME (UTC)", "CLIENT", "DESTINATION", "SERVICE", "OUTCOME")
+	return fmt.Sprintf(columns, "TIME UTC", "CLIENT", "DESTINATION", "SERVICE", "OUTCOME")
 }
 
 // String returns the event as a line of a table.
