@@ -80,14 +80,20 @@ func openRig() (*rig, error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(root))
 	}
-	rigOpened = append(rigOpened, r.maps)
-	// No pin has to be cleaned up later, so there must be no more chunks to be pinned.
+	rigOpened = append(rigOpened, r.maps, pins(root))
+	// Chunks that are made later, for hash tables, are pinned there again.
 	if err := errors.Join(r.maps.Counts.Begin(1), os.RemoveAll(root)); err != nil {
 		return nil, err
 	}
 
 	return r, r.build()
 }
+
+// pins is a folder of pinned maps.
+type pins string
+
+// Close implements [io.Closer]: it removes the folder.
+func (p pins) Close() error { return os.RemoveAll(string(p)) }
 
 // closeRig closes the rig, if a test made it.
 func closeRig() error {
