@@ -61,14 +61,14 @@ func newAgent(where *places) *cobra.Command {
 // would be programmed, prepare the node, or run the agent until the command's context ends
 // or the configuration file changes.
 func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *output) error {
-	// Of a log that nobody reads any more, a line is lost, and not the agent.
+	// When the reader of the log is gone, writing fails, and the agent goes on.
 	signal.Ignore(unix.SIGPIPE)
 	var log *slog.Logger
 	var lost atomic.Uint64
-	tell := func(lines uint64) {
-		log.Warn("lines of the log are lost, because nobody read them", "sinceTheStart", lines)
+	logLost := func(lines uint64) {
+		log.Warn("lines of the log are lost, because they were not read in time", "sinceTheStart", lines)
 	}
-	stdout, stderr := newLogWriter(os.Stdout, &lost, tell), newLogWriter(os.Stderr, &lost, tell)
+	stdout, stderr := newLogWriter(os.Stdout, &lost, logLost), newLogWriter(os.Stderr, &lost, logLost)
 	defer stdout.flush()
 	defer stderr.flush()
 	log, err := newLog(&s.kubeProxy.Logging, stdout, stderr)

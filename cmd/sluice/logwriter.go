@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// queuedLines is how many lines of the log may wait for who reads it. A start in a large cluster with
+	// queuedLines is how many lines of the log may wait to be read. A start in a large cluster with
 	// many problems logs some hundreds at once.
 	queuedLines = 4096
 	// logFlush limits how long an agent that ends waits for its last lines to be read.
 	logFlush = time.Second
 )
 
-// logWriter passes the lines of the log on, and never makes an agent wait for who reads them: a container
+// logWriter passes the lines of the log on, and never makes an agent wait until they are read: a container
 // runtime that hangs, or one whose disk is full, must not keep Services from being programmed. A line that finds no
 // place in the queue, or cannot be written, is lost and counted.
 type logWriter struct {
@@ -24,16 +24,16 @@ type logWriter struct {
 	lost  *atomic.Uint64
 }
 
-// newLogWriter returns a writer to w. It adds to lost the number of lines that are, and calls told
-// when lines are written again after some were lost, which may log that.
-func newLogWriter(w io.Writer, lost *atomic.Uint64, told func(lost uint64)) *logWriter {
+// newLogWriter returns a writer to w. It adds to lost the number of lines that are, and calls
+// report, which may log that, when lines are written again after some were lost.
+func newLogWriter(w io.Writer, lost *atomic.Uint64, report func(lost uint64)) *logWriter {
 	l := &logWriter{lines: make(chan []byte, queuedLines), ended: make(chan struct{}), lost: lost}
-	go l.pass(w, told)
+	go l.pass(w, report)
 
 	return l
 }
 
-func (l *logWriter) pass(w io.Writer, told func(lost uint64)) {
+func (l *logWriter) pass(w io.Writer, report func(lost uint64)) {
 	defer close(l.ended)
 	known := l.lost.Load()
 	for line := range l.lines {
@@ -47,7 +47,7 @@ func (l *logWriter) pass(w io.Writer, told func(lost uint64)) {
 		}
 		if now := l.lost.Load(); now != known {
 			known = now
-			told(now)
+			report(now)
 		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// While nobody reads the log, logging takes no time. Afterwards the lines that were queued are there, one that tells
-// how many are lost, and new ones.
+// While the log is not read, logging takes no time. Afterwards the lines that were queued are there, one with the
+// number of those that are lost, and new ones.
 func TestNobodyReadsTheLog(t *testing.T) {
 	r, w, err := os.Pipe()
 	lab.Must(t, err)
@@ -36,7 +36,7 @@ func TestNobodyReadsTheLog(t *testing.T) {
 	select {
 	case <-logged:
 	case <-time.After(30 * time.Second):
-		t.Fatal("logging waits for who reads the log")
+		t.Fatal("logging waits for the reader of the log")
 	}
 	dropped := lost.Load()
 	if dropped == 0 || dropped >= many {
@@ -67,7 +67,7 @@ func TestNobodyReadsTheLog(t *testing.T) {
 	}
 }
 
-// An agent whose log nobody will ever read again does not wait for that when it ends.
+// An agent whose log is not read any more does not wait for that when it ends.
 func TestFlushOfALogThatNobodyReads(t *testing.T) {
 	r, w := io.Pipe()
 	defer r.Close()

@@ -445,26 +445,12 @@ func askAPIServer(ctx context.Context, cfg Config) (APIServer, error) {
 		}
 	}
 	if cfg.Model.NodeName != "" {
-		var self struct {
-			Spec   struct{ PodCIDRs []string }
-			Status struct {
-				Addresses []struct{ Type, Address string }
-			}
-		}
+		var self nodeObject
 		response, err := list("/api/v1/nodes/"+url.PathEscape(cfg.Model.NodeName), &self)
 		if err != nil {
 			return api, err
 		}
-		api.SelfStatus = response.StatusCode
-		api.SelfPodCIDRs = prefixesOf(self.Spec.PodCIDRs)
-		for _, wanted := range []string{"InternalIP", "ExternalIP"} {
-			for _, a := range self.Status.Addresses {
-				sameFamily := func(ip netip.Addr) bool { return ip.Is4() == !strings.Contains(a.Address, ":") }
-				if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == wanted && !slices.ContainsFunc(api.SelfIPs, sameFamily) {
-					api.SelfIPs = append(api.SelfIPs, ip)
-				}
-			}
-		}
+		api.setSelf(response.StatusCode, self)
 	}
 	if response, err = list("/apis/networking.k8s.io/v1/servicecidrs", &cidrs); err != nil {
 		return api, err
@@ -483,6 +469,29 @@ func askAPIServer(ctx context.Context, cfg Config) (APIServer, error) {
 	}
 
 	return api, nil
+}
+
+// nodeObject is what is read of the Node object of this node.
+type nodeObject struct {
+	Spec   struct{ PodCIDRs []string }
+	Status struct {
+		Addresses []struct{ Type, Address string }
+	}
+}
+
+// setSelf sets what the API server has answered about the Node object of this node. Of each family, its first InternalIP
+// counts, or else its first ExternalIP.
+func (a *APIServer) setSelf(status int, self nodeObject) {
+	a.SelfStatus, a.SelfPodCIDRs = status, prefixesOf(self.Spec.PodCIDRs)
+	for _, wanted := range []string{"InternalIP", "ExternalIP"} {
+		for _, at := range self.Status.Addresses {
+			ip, err := netip.ParseAddr(at.Address)
+			sameFamily := func(other netip.Addr) bool { return other.Is4() == ip.Is4() }
+			if err == nil && at.Type == wanted && !slices.ContainsFunc(a.SelfIPs, sameFamily) {
+				a.SelfIPs = append(a.SelfIPs, ip)
+			}
+		}
+	}
 }
 
 // prefixesOf returns the address ranges among the texts.

@@ -78,7 +78,7 @@ func IsSpecial(ip netip.Addr) bool {
 }
 
 // takesAPIServer reports whether a claim at an external address would take connections to an API
-// server, and notes it: nobody could withdraw it any more, since this agent, too, would be led elsewhere.
+// server, and notes it: it would last even when the Service is deleted, since this agent, too, would be led elsewhere.
 // A Service that leads to the API servers alone may have their address, as a load balancer in front of
 // them.
 func (r *resolver) takesAPIServer(at address, c *claim, endpoints []EndpointState) bool {

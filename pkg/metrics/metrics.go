@@ -133,7 +133,7 @@ var (
 	impaired = newMetric("services_impaired", gaugeKind,
 		"Services that are not in the maps as they should be: a write has failed and is tried again (failed), or another Service has an address of theirs (taken).", "why")
 	logLost = newMetric("log_lines_lost_total", counterKind,
-		"Lines of the agent's log that are lost, because nobody read them or they could not be written. The agent does not wait for that.")
+		"Lines of the agent's log that are lost, because they were not read in time or could not be written. The agent does not wait for that.")
 	mapEntries = newMetric("map_entries", gaugeKind,
 		"Entries of a map. Those that only programs write are counted once in a minute at most.", "map")
 	mapCapacity = newMetric("map_capacity", gaugeKind,

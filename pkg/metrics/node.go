@@ -22,7 +22,7 @@ type Node struct {
 	Writes    map[string]reconcile.Writes // by map
 	Fills     map[string]reconcile.Fill   // by map
 	Decisions map[maps.Reason]uint64
-	LogLost   uint64 // lines of the log that nobody has read
+	LogLost   uint64 // lines of the log that were not read in time
 
 	Effective      bool
 	Hooks          map[string]bool // whether they are attached

@@ -18,7 +18,7 @@ import (
 var lostLines = regexp.MustCompile(`(?m)^sluice_log_lines_lost_total (.*)$`)
 
 // The reader of the agent's log hangs, as a container runtime does whose disk is full, and then ends. The agent goes on, and
-// counts the lines that nobody got.
+// counts the lines that were not read.
 func TestNobodyReadsTheLog(t *testing.T) {
 	reader, log, err := os.Pipe()
 	lab.Must(t, err)
