@@ -241,19 +241,26 @@ func BenchmarkEndpoint(b *testing.B) {
 			_, changed[generation] = clusterIP(77, 10, generation+1)
 		}
 		before, placesBefore, _ := written(r)
-		n := 0
-		for b.Loop() {
-			r.Set(names[77], time.Time{}, changed[n%2])
-			mustApply(b, r)
-			r.BeginGrace()
-			r.EndGrace()
-			mustApply(b, r)
-			n++
-		}
+		n := changeInTurn(b, r, names[77], changed)
 		calls, places, _ := written(r)
 		b.ReportMetric(float64(calls-before)/float64(n), "calls/op")
 		b.ReportMetric(float64(places-placesBefore)/float64(n), "places/op")
 	})
+}
+
+// changeInTurn gives a Service each of two resolutions in turn, until the benchmark ends, and returns how often.
+func changeInTurn(b *testing.B, r *Reconciler, name lb.ServiceName, between [2]lb.Resolution) int {
+	n := 0
+	for b.Loop() {
+		r.Set(name, time.Time{}, between[n%2])
+		mustApply(b, r)
+		r.BeginGrace()
+		r.EndGrace()
+		mustApply(b, r)
+		n++
+	}
+
+	return n
 }
 
 // BenchmarkHashed adds and removes an endpoint of one Service that hashes, among 10,000 that do not. All that the
@@ -278,15 +285,7 @@ func BenchmarkHashed(b *testing.B) {
 					changed[more].Frontends[i].Algorithm = lb.Maglev
 				}
 			}
-			n := 0
-			for b.Loop() {
-				r.Set(names[77], time.Time{}, changed[n%2])
-				mustApply(b, r)
-				r.BeginGrace()
-				r.EndGrace()
-				mustApply(b, r)
-				n++
-			}
+			changeInTurn(b, r, names[77], changed)
 		})
 	}
 }
