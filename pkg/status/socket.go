@@ -226,17 +226,16 @@ func (c *Client) Selection(ctx context.Context, service string, key lb.FrontendK
 	return ask[Selection](ctx, c, "/selection?"+query.Encode())
 }
 
-// ask gets an answer of the agent, which may take long to compute, once its loop has shown that it does answer.
+// ask gets an answer of the agent, which may take long to compute, once its loop has shown that it does answer. An
+// agent of an older build knows no pings, and is asked nevertheless.
 func ask[T any](ctx context.Context, c *Client, path string) (T, error) {
 	limited, cancel := context.WithTimeout(ctx, pingTimeout)
 	defer cancel()
-	if _, err := get[struct{}](limited, c, "/ping"); err != nil {
+	_, err := get[struct{}](limited, c, "/ping")
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		var none T
-		if limited.Err() != nil && ctx.Err() == nil {
-			err = fmt.Errorf("%w within %v", ErrHung, pingTimeout)
-		}
 
-		return none, err
+		return none, fmt.Errorf("%w within %v", ErrHung, pingTimeout)
 	}
 
 	return get[T](ctx, c, path)

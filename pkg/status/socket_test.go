@@ -3,7 +3,10 @@ package status
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -187,5 +190,20 @@ func TestAgentThatHangs(t *testing.T) {
 		if took := time.Since(begin); took > 10*time.Second {
 			t.Errorf("%s took %v", name, took)
 		}
+	}
+}
+
+// An agent of an older build has no path for pings. It answers what it is asked.
+func TestOlderAgentWithoutPings(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	listener, err := net.Listen("unix", socket)
+	lab.Must(t, err)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"running": true, "version": "older"}`) })
+	server := &http.Server{Handler: mux}
+	go server.Serve(listener)
+	defer server.Close()
+	if s, err := NewClient(socket).Status(t.Context()); err != nil || s.Version != "older" {
+		t.Errorf("status is of version %q, %v", s.Version, err)
 	}
 }
