@@ -235,7 +235,8 @@ func (spec containerSpec) attaches() bool { return slices.Contains(spec.Args, "a
 // refuseRootOfCgroup2 returns an error if a mount shows the machine's root of
 // cgroup2: an agent would attach to it, and to all that runs on this machine.
 func refuseRootOfCgroup2() error {
-	text, err := os.ReadFile("/proc/self/mountinfo")
+	// The mounts of this thread: the process has its old ones until this thread becomes it.
+	text, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return err
 	}
