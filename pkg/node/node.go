@@ -23,7 +23,8 @@ import (
 
 // State is this node as the kernel has it. It is read only.
 type State struct {
-	// Addresses are all usable addresses, sorted by address and device.
+	// Addresses are all usable addresses, sorted by address and device: those of devices, and
+	// single ones that are local by a route.
 	Addresses []Address
 	// Devices are all devices, in the kernel's order.
 	Devices []Device
@@ -40,7 +41,7 @@ type Address struct {
 	// Addr is never v4-mapped and has no zone: IfIndex is the zone of a link-local
 	// address.
 	Addr netip.Addr
-	// IfIndex is the device that has the address.
+	// IfIndex is the device that has the address, or to which its local route leads.
 	IfIndex int
 	// IsLoopback is true if the device is lo. Its addresses need not be loopback
 	// addresses, see Addr.IsLoopback: virtual addresses are often added to lo.
@@ -128,35 +129,70 @@ func (r *reader) read() (State, error) {
 		routes = append(routes, more...)
 	}
 
+	local, err := r.localRoutes()
+	if err != nil {
+		return State{}, err
+	}
+
 	state := State{Devices: devicesOf(links, addrs, routes), Concern: r.concern()}
 	state.Concern = cmp.Or(state.Concern, r.fillBypassed(state.Devices))
 	if i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == ipvsDevice }); i >= 0 {
 		index := links[i].Attrs().Index
 		addrs = slices.DeleteFunc(addrs, func(a netlink.Addr) bool { return a.LinkIndex == index })
 	}
-	state.Addresses = addressesOf(addrs)
+	state.Addresses = addressesOf(addrs, local)
 
 	return state, nil
+}
+
+// localRoutes returns the routes by which single addresses are this node's own though no device
+// has them, as Google's cloud adds those of its load balancers.
+func (r *reader) localRoutes() ([]netlink.Route, error) {
+	filter := netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
+	var single []netlink.Route
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := Complete(func() ([]netlink.Route, error) {
+			return r.routes.RouteListFiltered(family, &filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+		})
+		if err != nil && !isUnknown(err) {
+			return nil, fmt.Errorf("list local routes: %w", err)
+		}
+		for _, route := range routes {
+			// The kernel adds one for each address that a device has.
+			if route.Protocol == unix.RTPROT_KERNEL || route.Dst == nil {
+				continue
+			}
+			if ones, bits := route.Dst.Mask.Size(); ones == bits {
+				single = append(single, route)
+			}
+		}
+	}
+
+	return single, nil
 }
 
 // ipvsDevice has the addresses of Services when kube-proxy runs in IPVS mode, and
 // still when it has ended. They are not addresses of the node.
 const ipvsDevice = "kube-ipvs0"
 
-// addressesOf returns the usable addresses among those that the kernel lists, as a
-// sorted set.
-func addressesOf(listed []netlink.Addr) []Address {
-	addresses := make([]Address, 0, len(listed))
+// addressesOf returns the usable addresses among those that the kernel lists, and
+// those of local routes, as a sorted set.
+func addressesOf(listed []netlink.Addr, local []netlink.Route) []Address {
+	addresses := make([]Address, 0, len(listed)+len(local))
+	add := func(ip netip.Addr, device int) {
+		addresses = append(addresses, Address{Addr: ip, IfIndex: device, IsLoopback: device == loopbackIndex})
+	}
 	for _, addr := range listed {
 		ip, ok := addressOf(addr)
 		if !ok || !isUsable(addr.Flags) {
 			continue
 		}
-		addresses = append(addresses, Address{
-			Addr:       ip,
-			IfIndex:    addr.LinkIndex,
-			IsLoopback: addr.LinkIndex == loopbackIndex,
-		})
+		add(ip, addr.LinkIndex)
+	}
+	for _, route := range local {
+		if ip, ok := netip.AddrFromSlice(route.Dst.IP); ok {
+			add(ip.Unmap(), route.LinkIndex)
+		}
 	}
 	slices.SortFunc(addresses, func(a, b Address) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.IfIndex, b.IfIndex))

@@ -74,6 +74,26 @@ func TestWatchReportsTheDeviceOfAnAddress(t *testing.T) {
 	}
 }
 
+func TestWatchReportsLocalRoutes(t *testing.T) {
+	ns := lab.MustNamespace(t, "node")
+	lab.Must(t, ns.AddBridge("eth0"))
+	watch := mustWatch(t, ns, Config{})
+	watch.want("127.0.0.1", "::1")
+	ip := func(args ...string) {
+		t.Helper()
+		_, err := lab.Output(ns, nil, "ip", args...)
+		lab.Must(t, err)
+	}
+
+	ip("route", "add", "local", "192.0.2.1/32", "dev", "eth0", "proto", "66")
+	watch.want("127.0.0.1", "192.0.2.1", "::1")
+	ip("-6", "route", "add", "local", "2001:db8::1/128", "dev", "lo")
+	watch.want("127.0.0.1", "192.0.2.1", "::1", "2001:db8::1")
+	ip("route", "add", "local", "198.51.100.0/24", "dev", "lo") // a whole range
+	ip("route", "del", "local", "192.0.2.1/32", "dev", "eth0")
+	watch.want("127.0.0.1", "::1", "2001:db8::1")
+}
+
 // kube-proxy in IPVS mode leaves the addresses of Services behind.
 func TestWatchOmitsAddressesOfIPVS(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")

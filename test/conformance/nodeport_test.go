@@ -1,7 +1,9 @@
 package conformance
 
 import (
+	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -98,7 +100,7 @@ func TestNodePortAddresses(t *testing.T) {
 	n.mustAnswer(t, n.other[1], n.pods...)
 }
 
-// With all addresses chosen, a load balancer's address that the node has is one
+// With all addresses chosen, a load balancer's address that the node has, on a device or by a route, is one
 // of them, and loopback is none to clients that are not on the node.
 func TestNodePortsEverywhere(t *testing.T) {
 	t.Parallel()
@@ -111,13 +113,23 @@ func TestNodePortsEverywhere(t *testing.T) {
 	n.ChangeService(t, "web", scene.LoadBalancer)
 	n.SetLoadBalancer(t, "web", corev1.LoadBalancerIngress{IP: vip})
 	number := scene.At(vip, n.port)
-	scene.MustFail(t, n.Pod.To("tcp", number), scene.Untouched)
-	lab.Must(t, n.Lab.Nodes[0].AddAddress("lo", netip.MustParsePrefix(vip+"/32")))
-	for _, from := range []*scene.Client{n.Pod, n.Node, n.Outside} {
-		scene.MustReach(t, from.To("tcp", number), n.pods...)
+	for _, has := range []string{"address add %s/32 dev lo", "route add local %s dev eth0 proto 66"} { // as Google's cloud has it
+		scene.MustFail(t, n.Pod.To("tcp", number), scene.Untouched)
+		has = fmt.Sprintf(has, vip)
+		mustIP(t, n.Lab.Nodes[0].Namespace, has)
+		for _, from := range []*scene.Client{n.Pod, n.Node, n.Outside} {
+			scene.MustReach(t, from.To("tcp", number), n.pods...)
+		}
+		mustIP(t, n.Lab.Nodes[0].Namespace, strings.Replace(has, " add ", " del ", 1))
 	}
 	scene.MustFail(t, n.Pod.To("tcp", scene.At("127.0.0.1", n.port)), scene.Rejected) // by itself
 	scene.MustReach(t, n.Node.To("tcp", scene.At("127.0.0.1", n.port)), n.pods...)    // listed difference 3
+}
+
+func mustIP(t testing.TB, ns *lab.Namespace, command string) {
+	t.Helper()
+	_, err := lab.Output(ns, nil, "ip", strings.Fields(command)...)
+	lab.Must(t, err)
 }
 
 // A Node without addresses in its status answers on all that it has, after a while;
