@@ -155,14 +155,16 @@ func TestRefusalsAreLimited(t *testing.T) {
 		refuse(stranger, maps.ReasonRejectLimited)
 		refuse(client, maps.ReasonRejectNoBackend) // another client
 
-		rest := func(seconds uint64) {
+		rest := func(seconds int64) {
 			t.Helper()
 			key, budget := w.mapAddr(stranger), icmpBudget{}
 			lab.Must(t, budgets.Lookup(&key, &budget))
-			budget.Last -= seconds * 1e9
+			budget.Last -= uint64(seconds * 1e9)
 			lab.Must(t, budgets.Put(&key, &budget))
 		}
-		rest(2)
+		rest(-1) // another CPU has a later clock
+		refuse(stranger, maps.ReasonRejectLimited)
+		rest(3)
 		refuse(stranger, maps.ReasonRejectNoBackend)
 		refuse(stranger, maps.ReasonRejectNoBackend)
 		refuse(stranger, maps.ReasonRejectLimited)

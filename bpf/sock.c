@@ -443,7 +443,7 @@ int sluice_release(struct bpf_sock *ctx)
 	if (config_heal && state && !state->answered) {
 		now = bpf_ktime_get_ns();
 		/* The context of this hook is the socket. */
-		if (now - state->since < MAX_ANSWER_AGE)
+		if (elapsed(now, state->since) < MAX_ANSWER_AGE)
 			note_answer(state, (const void *)ctx, now);
 	}
 	own = bpf_sk_storage_get(&sl_udp_dials, ctx, NULL, 0);

@@ -53,7 +53,7 @@ int sluice_handshake(const __u64 *args)
 		return 0;
 	state->handshake_counted = 1;
 	now = bpf_ktime_get_ns();
-	count_handshake(state, is == BPF_TCP_ESTABLISHED, now - state->since);
+	count_handshake(state, is == BPF_TCP_ESTABLISHED, elapsed(now, state->since));
 	if (!state->resteered && !state->joins)
 		note_handshake((struct sock *)args[0], state, is == BPF_TCP_ESTABLISHED, now);
 	return 0;

@@ -218,7 +218,7 @@ static __always_inline bool may_be_of_flow(__u32 hash, __be16 port)
 /* note_cell writes the time, unless it has been written recently. */
 static __always_inline void note_cell(__u32 *cell, __u32 now)
 {
-	if (!*cell || now - *cell >= SOURCE_CELL_FRESH)
+	if (!*cell || *cell + SOURCE_CELL_FRESH <= now)
 		*cell = now;
 }
 

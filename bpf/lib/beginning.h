@@ -7,6 +7,7 @@
 #ifndef SLUICE_BEGINNING_H
 #define SLUICE_BEGINNING_H
 
+#include "clock.h"
 #include "tuple.h"
 
 struct beginning {
@@ -30,7 +31,7 @@ struct {
  * one begins the flow. A CPU that waits looks this often, in two loops, so that the verifier walks the sum of them,
  * and not the product.
  */
-#define BEGINNING_NS (100 * 1000LL)
+#define BEGINNING_NS (100 * 1000ULL)
 #define BEGINNING_LOOKS 64
 #define BEGINNING_ROUNDS 64
 
@@ -40,7 +41,7 @@ static __always_inline bool is_begun_now(const struct beginning *b, __u32 client
 	__u64 since = *(const volatile __u64 *)&b->since;
 
 	return since && *(const volatile __u32 *)&b->client == client &&
-	       (__s64)(now - since) < BEGINNING_NS;
+	       elapsed(now, since) < BEGINNING_NS;
 }
 
 /*

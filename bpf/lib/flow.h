@@ -11,6 +11,7 @@
 #include <linux/errno.h>
 #include <linux/in.h>
 
+#include "clock.h"
 #include "headers.h"
 #include "reason.h"
 
@@ -218,17 +219,6 @@ static __always_inline bool set_target(struct packet *pkt, const struct flow *f,
 	barrier();
 	comes_as(f, f->role, &pkt->key);
 	return same_tuple(&pkt->key, key);
-}
-
-/*
- * idle_of returns how long an entry has seen no packet. Another CPU may have seen one after this
- * one read the clock, so the difference can be negative.
- */
-static __always_inline __u64 idle_of(const struct flow *f, __u64 now)
-{
-	__s64 idle = now - f->last_seen;
-
-	return idle > 0 ? idle : 0;
 }
 
 /* The type of the tables of half-open flows. */

@@ -12,6 +12,7 @@
 #include "../../maps/maps.h"
 #include "addr.h"
 #include "backend.h"
+#include "clock.h"
 
 /* Suspects are noticed and passed over. */
 volatile const bool config_heal = false;
@@ -79,8 +80,8 @@ volatile const bool config_resteer = false;
 #define REFUSAL_PRICE 10
 #define MAX_REFUSAL_DEBT (50 * REFUSAL_PRICE)
 
-/* A time that no pause goes on beyond. */
-#define NEVER (~0ULL)
+/* A time that is later than all others: no pause goes on beyond. */
+#define NEVER ((1ULL << 63) - 1)
 
 /* Clients are numbers: of a network namespace at sockets, of an address at devices. */
 
@@ -129,7 +130,7 @@ static __always_inline bool shows_answers(__u32 backend_id, __u64 now)
 	const struct backend_health *h = health_place(backend_id);
 
 	return config_heal && h && h->id == backend_id &&
-	       (__s64)(now - h->answered) < (__s64)MAX_ANSWER_AGE;
+	       elapsed(now, h->answered) < MAX_ANSWER_AGE;
 }
 
 /* is_suspect reports whether a backend is passed over, or probed. */
@@ -148,7 +149,8 @@ static __always_inline bool has_refused(__u32 backend_id, __u64 now)
 {
 	const struct backend_health *h = health_place(backend_id);
 
-	return h && h->id == backend_id && h->refusals && now - h->unanswered <= EVIDENCE_AGE;
+	return h && h->id == backend_id && h->refusals &&
+	       elapsed(now, h->unanswered) <= EVIDENCE_AGE;
 }
 
 /* refusal_debt returns the connections that are to pay for hidden refusals; it is never NULL. */
@@ -271,7 +273,7 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 	__u32 times, bit = 1U << (client % 16);
 	__u64 waited;
 
-	if (!(h->evidence | h->refusals) || now - h->unanswered > EVIDENCE_AGE) {
+	if (!(h->evidence | h->refusals) || elapsed(now, h->unanswered) > EVIDENCE_AGE) {
 		h->unanswered = begun;
 		forget_evidence(h);
 	}
@@ -287,14 +289,14 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 
 	several = are_several(h->clients);
 	times = several ? 1 : 2;
-	waited = now - h->unanswered;
+	waited = elapsed(now, h->unanswered);
 	silent = h->evidence_reaching >= times * EVIDENCE_ENOUGH && waited >= SILENCE;
 	unreached = h->evidence >= 2 * EVIDENCE_ENOUGH && waited >= LONG_SILENCE &&
 		    are_several(h->clients & ~h->clients_reaching);
 	refuses = h->refusals >= times * REFUSALS_ENOUGH && reaches && cause >= HEALTH_REFUSED;
 	if (h->suspected || (!silent && !unreached && !refuses))
 		return;
-	if (h->cleared && now - h->cleared < EPISODE_GAP) {
+	if (h->cleared && elapsed(now, h->cleared) < EPISODE_GAP) {
 		h->level += h->level < MAX_LEVEL;
 	} else {
 		h->level = 0;
@@ -322,7 +324,7 @@ __noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 clien
 	if (debt && *debt > 0)
 		__sync_fetch_and_add(debt, -1);
 	h = health_of(backend_id);
-	if (!h || !h->answered || (__s64)(now - h->answered) < (__s64)ANSWER_FRESH)
+	if (!h || !h->answered || elapsed(now, h->answered) < ANSWER_FRESH)
 		return 0;
 	add_evidence(h, service_port_id, client, HEALTH_UNANSWERED, 1, now, now);
 	return 0;
@@ -340,7 +342,7 @@ __noinline int note_retransmit(__u32 backend_id, __u32 service_port_id, __u32 cl
 	if (!config_heal)
 		return 0;
 	h = health_of(backend_id);
-	if (!h || (__s64)(now - h->answered) < (__s64)RETRANSMIT_FRESH)
+	if (!h || elapsed(now, h->answered) < RETRANSMIT_FRESH)
 		return 0;
 	add_evidence(h, service_port_id, client, HEALTH_RETRANSMIT, EVIDENCE_RETRANSMIT, begun,
 		     now);
@@ -381,7 +383,7 @@ __noinline int note_success(__u32 backend_id, __u32 service_port_id, __u32 clien
 	h = health_of(backend_id);
 	if (!h)
 		return 0;
-	if ((__s64)(now - h->answered) > (__s64)ANSWER_STEP)
+	if (elapsed(now, h->answered) > ANSWER_STEP)
 		h->answered = now;
 	if (h->evidence | h->refusals)
 		forget_evidence(h);

@@ -416,7 +416,7 @@ static __always_inline struct affinity_key addr_client(__u32 service_port_id,
 static __always_inline const struct backend *pick_previous(const struct pool *pool,
 							   const struct affinity *had, __u64 now)
 {
-	if (!had || now - had->last_used >= pool->affinity_seconds * NS_PER_SECOND)
+	if (!had || elapsed(now, had->last_used) >= pool->affinity_seconds * NS_PER_SECOND)
 		return NULL;
 	if (!has_slot(pool->slot_base, pool->slot_count, had->backend_id))
 		return NULL;

@@ -3,6 +3,7 @@
 #ifndef SLUICE_REJECT_H
 #define SLUICE_REJECT_H
 
+#include "clock.h"
 #include "icmp_error.h"
 #include "monitor.h"
 #include "reason.h"
@@ -41,7 +42,7 @@ static __always_inline bool take_token(const struct addr *owner, __u64 now, __u6
 	struct icmp_budget budget = { .last = now, .tokens = most * token_ns };
 
 	if (had) {
-		budget.tokens = had->tokens + (now - had->last);
+		budget.tokens = had->tokens + elapsed(now, had->last);
 		if (budget.tokens > most * token_ns)
 			budget.tokens = most * token_ns;
 	}

@@ -43,7 +43,7 @@ static __noinline bool is_unanswered(struct packet *pkt, const struct flow *f, b
 	if (!answers || answers->state != FLOW_NEW)
 		return false;
 	pkt->refused = !udp && answers->ending & FLOW_REFUSED;
-	return pkt->refused || (__s64)(pkt->now - f->created) >= (__s64)(udp ? SILENCE : REPEAT_NS);
+	return pkt->refused || elapsed(pkt->now, f->created) >= (udp ? SILENCE : REPEAT_NS);
 }
 
 /*

@@ -219,7 +219,7 @@ static __always_inline void track(struct packet *pkt, struct flow *f, bool half_
 	 */
 	if (f->role == FLOW_TO_BACKEND && !(f->flags & FLOW_SENT))
 		touch_all(pkt, f, FLOW_SENT);
-	if (idle_of(f, pkt->now) > REFRESH_NS)
+	if (elapsed(pkt->now, f->last_seen) > REFRESH_NS)
 		refresh(pkt, f, half_open);
 	if (half_open && is_confirmed_by(f, pkt))
 		confirm(pkt, f);
@@ -321,7 +321,7 @@ static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f,
 	if (half_open &&
 	    (!answers_of(pkt, f) || (is_masqueraded(f) && !entry_of(pkt, f, FLOW_FROM_BACKEND))))
 		return true;
-	idle = idle_of(f, pkt->now);
+	idle = elapsed(pkt->now, f->last_seen);
 	if (udp && idle <= REFRESH_NS)
 		return false;
 	if (f->ending & FLOW_OVER || !has_backend(f))
@@ -332,12 +332,13 @@ static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f,
 	answer_comes_as(f, &pkt->key);
 	answers = half_open ? half_open_at(&pkt->key) : bpf_map_lookup_elem(&sl_flows, &pkt->key);
 	if (udp)
-		return !answers || idle_of(answers, pkt->now) > limit;
+		return !answers || elapsed(pkt->now, answers->last_seen) > limit;
 	if (f->proto == IPPROTO_SCTP)
 		return has_closed(f) || (answers && has_closed(answers));
 	if (f->state != FLOW_RESET && !(answers && answers->state == FLOW_RESET))
 		return false;
-	return idle > CLOSING_NS && !(answers && idle_of(answers, pkt->now) <= CLOSING_NS);
+	return idle > CLOSING_NS &&
+	       !(answers && elapsed(pkt->now, answers->last_seen) <= CLOSING_NS);
 }
 
 #endif

@@ -194,7 +194,7 @@ static __always_inline bool is_in_time_wait(const struct packet *pkt, const stru
 {
 	__s8 newer = pkt->tcp.stamp - had->stamp;
 
-	if (!(had->ending & FLOW_TIME_WAIT) || idle_of(had, pkt->now) > TIME_WAIT_NS)
+	if (!(had->ending & FLOW_TIME_WAIT) || elapsed(pkt->now, had->last_seen) > TIME_WAIT_NS)
 		return false;
 	if (!(had->ending & FLOW_STAMPED) || !pkt->tcp.stamped)
 		return (__s32)(pkt->tcp.seq - had->ack) <= 0;
@@ -214,7 +214,7 @@ static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const s
 
 	if (is_same(had, &pkt->flow))
 		return HOLD_NONE;
-	idle = idle_of(had, pkt->now);
+	idle = elapsed(pkt->now, had->last_seen);
 	limit = stream ? config_udp_idle_ns : config_udp_unanswered_ns;
 	if (had->proto == IPPROTO_UDP)
 		return idle > limit ? HOLD_NONE : HOLD_LIVE;

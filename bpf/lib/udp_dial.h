@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 
+#include "clock.h"
 #include "sock.h"
 
 /* dials_of returns NULL for a socket that has sent no datagram to a Service. */
@@ -20,7 +21,7 @@ static __always_inline struct udp_dials *dials_of(struct bpf_sock_addr *ctx)
 /* is_live reports whether a place is taken by a flow that has not expired. */
 static __always_inline bool is_live(const struct udp_dial *dial, __u64 now)
 {
-	return dial->backend_id && now - dial->last_used < config_udp_idle_ns;
+	return dial->backend_id && elapsed(now, dial->last_used) < config_udp_idle_ns;
 }
 
 static __always_inline bool has_original_dst(const struct udp_dial *dial,

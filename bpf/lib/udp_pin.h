@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 
+#include "clock.h"
 #include "sock.h"
 
 static __always_inline struct udp_pin_key udp_pin_key(__u64 cookie, const struct addr *a,
@@ -28,7 +29,7 @@ static __always_inline struct udp_pin *live_pin(const struct udp_pin_key *key, _
 {
 	struct udp_pin *pin = bpf_map_lookup_elem(&sl_udp_pins, key);
 
-	return pin && now - pin->last_used < config_udp_idle_ns ? pin : NULL;
+	return pin && elapsed(now, pin->last_used) < config_udp_idle_ns ? pin : NULL;
 }
 
 /* answers_for reports whether the backend of a receiving pin answers for send. */

@@ -26,6 +26,7 @@ func scenes() map[string]scene {
 	return map[string]scene{
 		"cork":                 sceneCork,
 		"datagram of":          sceneDatagramOf,
+		"dial ahead":           sceneDialAhead,
 		"connect many":         sceneConnectMany,
 		"fast open":            sceneFastOpen,
 		"multipath":            sceneMultipath,
