@@ -125,8 +125,8 @@ static __always_inline enum reason explain_connect(struct __sk_buff *ctx,
 	if (why)
 		return why;
 	client = netns_client(&is->pool, asks->netns);
-	if (!offer(is, &client, seed_of_dial(&is->pool, asks->netns, &dst->addr),
-		   bpf_ktime_get_ns(), true))
+	if (!offer(is, &client, seed_of_dial(&is->pool, asks->netns, dst, true), bpf_ktime_get_ns(),
+		   true))
 		return why_no_backend(&is->pool);
 	return REASON_TRANSLATED;
 }

@@ -84,17 +84,18 @@ static __always_inline void note_dial(const struct backend *be, __u32 client, __
 
 /* pick_for_socket picks a backend for a new flow of this socket. */
 static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bool v6,
-						   const struct pool *pool,
-						   const struct addr *original_dst, __u64 netns,
-						   __u64 now, const struct backend **be)
+						   bool connects, const struct pool *pool,
+						   const struct frontend_key *original_dst,
+						   __u64 netns, __u64 now,
+						   const struct backend **be)
 {
 	struct affinity_key client = netns_client(pool, netns);
 	enum reason why;
 
-	why = check_source(ctx, v6, pool, original_dst);
+	why = check_source(ctx, v6, pool, &original_dst->addr);
 	if (!why) {
-		*be = pick_backend(pool, &client, seed_of_dial(pool, netns, original_dst), now,
-				   true);
+		*be = pick_backend(pool, &client, seed_of_dial(pool, netns, original_dst, connects),
+				   now, true);
 		if (!*be)
 			why = why_no_backend(pool);
 	}
@@ -131,7 +132,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	now = bpf_ktime_get_ns();
 	netns = bpf_get_netns_cookie(ctx);
 	if (!why)
-		why = pick_for_socket(ctx, v6, &pool, &original_dst.addr, netns, now, &be);
+		why = pick_for_socket(ctx, v6, true, &pool, &original_dst, netns, now, &be);
 	if (is_refusal(why) && ctx->protocol == IPPROTO_UDP)
 		return REASON_PASS_DISABLED;
 	if (pool.service_port_id)
@@ -204,15 +205,15 @@ static __always_inline const struct backend *pick_free(struct bpf_sock_addr *ctx
 						       const struct backend *be)
 {
 	const struct backend *other;
-	__u32 first, try;
+	__u32 first, free = 0, try;
 
 	if (!is_taken(ctx, v6, be->id, now) || !pool->slot_count)
 		return be;
 	first = random_below(pool->slot_count);
 	for (try = 0; try < MAX_PICKS; try++) {
 		other = pick_id(pool, spread_slot(pool->slot_base, pool->slot_count, first, try));
-		if (other && !is_taken(ctx, v6, other->id, now))
-			return other;
+		if (other && !is_taken(ctx, v6, other->id, now) && !random_below(++free))
+			be = other;
 	}
 	return be;
 }
@@ -246,7 +247,7 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 	}
 
 	netns = bpf_get_netns_cookie(ctx);
-	why = pick_for_socket(ctx, v6, pool, &original_dst->addr, netns, now, be);
+	why = pick_for_socket(ctx, v6, false, pool, original_dst, netns, now, be);
 	count_new(pool->service_port_id, why);
 	if (why || !*be)
 		return why;

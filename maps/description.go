@@ -93,7 +93,7 @@ var descriptions = []description{
 	{name: NameHealth, state: true, content: "index of a backend id → when it last answered, what speaks against it since, until when it is passed over", writers: "datapath"},
 	{name: NameReached, state: true, content: "hash of a client and a service port → when the one last reached the other", writers: "datapath"},
 	{name: NameRefusalDebt, state: true, content: "hash of a service port → how many connections have to come until more refusals are hidden from clients", writers: "datapath"},
-	{name: NameTurns, state: true, content: "service port id → number of the next flow (algorithm `rr`)", writers: "datapath"},
+	{name: NameTurns, state: true, content: "hash of a frontend → number of the next flow (algorithm `rr`)", writers: "datapath"},
 	{name: NamePortCounts, state: true, content: "index of a service port id → connections, bytes, hidden refusals, per CPU", writers: "datapath; the agent clears"},
 	{name: NameHandshakes, state: true, content: "index of a service port id → TCP handshakes of sockets by duration, retransmissions (empty with `--handshake-metrics=false`)", writers: "datapath; the agent clears"},
 	{name: NameBackendHandshakes, state: true, content: "index of a backend id → the same, without buckets (empty without `--backend-metrics`)", writers: "datapath; the agent clears"},

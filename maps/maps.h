@@ -379,7 +379,7 @@ struct {
 	__type(value, __s32);
 } sl_refusal_debt SEC(".maps");
 
-/* By service port id: the number of the next flow, for ALGORITHM_RR. */
+/* By frontend, as turn_of in bpf/lib/pick.h: the number of the next flow, for ALGORITHM_RR. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);

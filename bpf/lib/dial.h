@@ -102,19 +102,22 @@ static __always_inline bool is_nodes_cluster_ip(const struct frontend_key *origi
 }
 
 /*
- * seed_of_dial returns the seed of the pool's algorithm. A socket that connects has no address
- * and port yet, so its network namespace stands for the client, and a random number for the flow.
+ * seed_of_dial returns the seed of the pool's algorithm. A socket that connects has no port yet, so a
+ * random number stands for the flow.
  */
 static __always_inline __u32 seed_of_dial(const struct pool *pool, __u64 netns,
-					  const struct addr *original_dst)
+					  const struct frontend_key *original_dst, bool connects)
 {
+	const struct frontend_key *dst = original_dst;
+
 	switch (pool->algorithm) {
 	case ALGORITHM_RR:
-		return pool->service_port_id;
+		return turn_of(&dst->addr, dst->port, dst->proto, dst->scope) |
+		       (connects && dst->proto == IPPROTO_UDP ? TURN_OF_CONNECT : 0);
 	case ALGORITHM_SH:
 		return client_in(netns);
 	case ALGORITHM_DH:
-		return hash(original_dst, sizeof(*original_dst));
+		return hash(&dst->addr, sizeof(dst->addr));
 	case ALGORITHM_RANDOM:
 	case ALGORITHM_LC:
 	case ALGORITHM_SED:

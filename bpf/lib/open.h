@@ -146,12 +146,29 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt)
 	return why;
 }
 
+/*
+ * scope_of returns the scope of the frontends that a client can reach. The internal scope is for
+ * pods of this node: the packets that arrive on a device of pods, unless detectLocalMode requires
+ * a source in local_cidrs as well. A packet that arrives on an uplink or a tunnel comes from
+ * another node, even with the address of a pod.
+ */
+static __always_inline __u8 scope_of(const struct addr *src)
+{
+	struct cidr_key key = { .prefix_len = 128, .addr = *src };
+
+	if (config_device_class != DEVICE_PODS)
+		return SCOPE_EXTERNAL;
+	if (config_scope_by_source && !bpf_map_lookup_elem(&sl_local_cidrs, &key))
+		return SCOPE_EXTERNAL;
+	return SCOPE_INTERNAL;
+}
+
 /* seed_of_packet returns the seed of the pool's algorithm: see choose. */
 static __always_inline __u32 seed_of_packet(const struct pool *pool, const struct flow_key *came)
 {
 	switch (pool->algorithm) {
 	case ALGORITHM_RR:
-		return pool->service_port_id;
+		return turn_of(&came->dst, came->dst_port, came->proto, scope_of(&came->src));
 	case ALGORITHM_SH:
 		return client_at(&came->src);
 	case ALGORITHM_DH:
@@ -162,30 +179,34 @@ static __always_inline __u32 seed_of_packet(const struct pool *pool, const struc
 }
 
 /*
- * may_take_over returns 1 if the backend in a slot is no suspect, and has not just refused a
- * connection, else 0. It is global as is_suspect_at is.
+ * better_instead returns the lesser of best and rank, if the backend in a slot may take over: it is not the
+ * one with this id, is no suspect, and has not just refused a connection. It is global as less_loaded is.
  */
-__noinline int may_take_over(__u32 slot, __u64 now)
+__noinline __u32 better_instead(__u32 best, __u32 slot, __u32 rank, __u32 id, __u64 now)
 {
-	__u32 id = slot_at(slot);
+	__u32 other = slot_at(slot);
 
-	return !is_suspect(id) && !has_refused(id, now);
+	return rank < best && other != id && !is_suspect(other) && !has_refused(other, now) ? rank :
+											      best;
 }
 
 /*
  * instead_of returns the id of a backend among the count slots from base on that may take over, and
- * is not the one with this id, or 0. At the time NEVER no refusal counts. It is global, so that the verifier walks it once.
+ * is not the one with this id, or 0. Of several, each has the same chance. At the time NEVER no refusal
+ * counts. It is global, so that the verifier walks it once.
  */
 __noinline __u32 instead_of(__u32 base, __u32 count, __u32 id, __u64 now)
 {
-	__u32 first = random_below(count), slot, i;
+	__u32 random = bpf_get_prandom_u32(), best = ~0U, i;
+	__u64 next;
 
 	for (i = 0; i < MAX_COMPARED && i < count; i++) {
-		slot = base + (first + i) % count;
-		if (slot_at(slot) != id && may_take_over(slot, now))
-			return slot_at(slot);
+		next = compared(count, random, i);
+		best = better_instead(best, base + (next >> 32), next, id, now);
 	}
-	return 0;
+	if (best == ~0U)
+		return 0;
+	return slot_at(base + (compared(count, random, best % MAX_COMPARED) >> 32));
 }
 
 /*
@@ -272,23 +293,6 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
 	return REASON_TRANSLATED;
-}
-
-/*
- * scope_of returns the scope of the frontends that a client can reach. The internal scope is for
- * pods of this node: the packets that arrive on a device of pods, unless detectLocalMode requires
- * a source in local_cidrs as well. A packet that arrives on an uplink or a tunnel comes from
- * another node, even with the address of a pod.
- */
-static __always_inline __u8 scope_of(const struct addr *src)
-{
-	struct cidr_key key = { .prefix_len = 128, .addr = *src };
-
-	if (config_device_class != DEVICE_PODS)
-		return SCOPE_EXTERNAL;
-	if (config_scope_by_source && !bpf_map_lookup_elem(&sl_local_cidrs, &key))
-		return SCOPE_EXTERNAL;
-	return SCOPE_INTERNAL;
 }
 
 /*

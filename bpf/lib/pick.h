@@ -155,28 +155,53 @@ static __always_inline enum reason why_no_backend(const struct pool *pool)
 
 /* The algorithms: which backend of a pool a new flow gets. */
 
-/* The least busy backend is looked for among at most this many, from a random one on. */
+/* The least busy backend is looked for among all, or among this many at random. */
 #define MAX_COMPARED 64
 
 /*
- * take_turn counts the flows of a service port, for round robin. Two CPUs may get the same number.
+ * A turn for round robin that may be given up again: connect() of a UDP socket takes it, and nothing
+ * may be sent (programs sort addresses that way). Such turns are counted apart.
  */
-static __always_inline __u32 take_turn(__u32 service_port_id)
+#define TURN_OF_CONNECT 1
+
+/* turn_of returns the key of a frontend in sl_turns, as it is dialled. */
+static __always_inline __u32 turn_of(const struct addr *dst, __be16 port, __u8 proto, __u8 scope)
+{
+	__u32 rest = (__u32)port << 16 | (__u32)proto << 8 | scope;
+
+	return mix(hash(dst, sizeof(*dst)) ^ rest) & ~TURN_OF_CONNECT;
+}
+
+/* take_turn counts the flows of a turn, for round robin. Two CPUs may get the same number. */
+static __always_inline __u32 take_turn(__u32 key)
 {
 	__u32 first =
 		bpf_get_prandom_u32(); /* otherwise every node would start with the same backend */
-	__u32 *turn = bpf_map_lookup_elem(&sl_turns, &service_port_id);
+	__u32 *turn = bpf_map_lookup_elem(&sl_turns, &key);
 	__u32 mine;
 
 	if (!turn) {
-		bpf_map_update_elem(&sl_turns, &service_port_id, &first, BPF_NOEXIST);
-		turn = bpf_map_lookup_elem(&sl_turns, &service_port_id);
+		bpf_map_update_elem(&sl_turns, &key, &first, BPF_NOEXIST);
+		turn = bpf_map_lookup_elem(&sl_turns, &key);
 	}
 	if (!turn)
 		return first;
 	mine = *turn;
 	__sync_fetch_and_add(turn, 1);
 	return mine;
+}
+
+/*
+ * next_in_turn returns which of count backends is next. Each round of TURN_OF_CONNECT begins with
+ * another backend, so that those who take every second turn get all of them.
+ */
+static __always_inline __u32 next_in_turn(__u32 key, __u32 count)
+{
+	__u32 turn = take_turn(key), start = turn / count * 0x9e3779b1;
+
+	if (key & TURN_OF_CONNECT)
+		turn = turn % count + (((__u64)start * count) >> 32);
+	return turn % count;
 }
 
 /*
@@ -204,41 +229,62 @@ static __always_inline __u32 less_busy(__u32 base, __u32 count, __u64 now)
 }
 
 /*
- * less_loaded returns the lesser of best and this backend: its connections are in the upper half, and
- * i, its index, in the lower one. It is global, so that the verifier walks it once, and not once for
+ * compared returns the i-th of those of count that are compared, below MAX_COMPARED: of more, each is one at
+ * random. In the lower half is its rank, with i in the lowest bits: the lowest of equals is the choice. It is
+ * global, so that the verifier walks it once.
+ */
+__noinline __u64 compared(__u32 count, __u32 random, __u32 i)
+{
+	__u64 which = count > MAX_COMPARED ? ((__u64)mix(random + i) * count) >> 32 : i;
+
+	return which << 32 | (mix(~random - i) & -MAX_COMPARED) | i;
+}
+
+/*
+ * less_loaded returns the lesser of best and the backend in a slot: its connections are in the upper half,
+ * and its rank in the lower one. It is global, so that the verifier walks it once, and not once for
  * each of 64 backends and each state that it has derived from those before.
  */
-__noinline __s64 less_loaded(__s64 best, __u32 slot, __u32 i, __u64 now)
+__noinline __s64 less_loaded(__s64 best, __u32 slot, __u32 rank, __u64 now)
 {
-	__s64 other = (__s64)pressure(slot_at(slot), now) << 32 | i;
+	__s64 other = (__s64)pressure(slot_at(slot), now) << 32 | rank;
 
 	return other < best ? other : best;
 }
 
 /*
- * least_busy returns the backend with the fewest connections. Of several it takes the first from a
- * random place on, so that nodes do not all favour the same backend.
+ * least_busy returns the backend with the fewest connections, and any of several with equal chances. Where
+ * many are idle, a few attempts find one.
  */
 static __always_inline __u32 least_busy(__u32 base, __u32 count, __u64 now)
 {
 	__s64 best = 0x7fffffffffffffff; /* see less_loaded */
-	__u32 first = random_below(count), i;
+	__u32 random, slot, i;
+	__u64 next;
 
-	for (i = 0; i < MAX_COMPARED && i < count && best >> 32; i++)
-		best = less_loaded(best, base + (first + i) % count, i, now);
-	return slot_at(base + (first + (__u32)best) % count);
+	for (i = 0; i < MAX_PICKS; i++) {
+		slot = base + random_below(count);
+		if (less_loaded(best, slot, 0, now) == 0)
+			return slot_at(slot);
+	}
+	random = bpf_get_prandom_u32();
+	for (i = 0; i < MAX_COMPARED && i < count; i++) {
+		next = compared(count, random, i);
+		best = less_loaded(best, base + (next >> 32), next, now);
+	}
+	return slot_at(base + (compared(count, random, (__u32)best % MAX_COMPARED) >> 32));
 }
 
 /*
  * choose returns the id of the backend that an algorithm chooses among the count slots from base
- * on. seed is a service port id for RR, and otherwise a hash. Those that compare loads avoid suspects
+ * on. seed is a key of sl_turns for RR, and otherwise a hash. Those that compare loads avoid suspects
  * whose pause goes on beyond now. It is global, so that the verifier walks it once.
  */
 __noinline __u32 choose(__u32 base, __u32 count, __u32 algorithm, __u32 seed, __u64 now)
 {
 	switch (algorithm) {
 	case ALGORITHM_RR:
-		return slot_at(base + take_turn(seed) % count);
+		return slot_at(base + (count ? next_in_turn(seed, count) : 0));
 	case ALGORITHM_LC:
 		return less_busy(base, count, now);
 	case ALGORITHM_SED:

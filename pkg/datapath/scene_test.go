@@ -39,6 +39,7 @@ func scenes() map[string]scene {
 		"time socket":          sceneTimeSocket,
 		"time tcp":             sceneTimeTCP,
 		"connect again":        sceneConnectAgain,
+		"sort names":           sceneSortNames,
 		"reset":                sceneReset,
 		"half close":           sceneHalfClose,
 		"hand on":              sceneHandOn,

@@ -1,13 +1,15 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
-	"math"
+	"slices"
 	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -25,8 +27,7 @@ func (w *world) addLarge(t testing.TB, n int, s service) *service {
 	return w.add(t, s)
 }
 
-// Every slot is chosen equally often. The bound is six standard deviations of
-// the chi-square distribution above its mean.
+// Every slot is chosen equally often.
 func TestRandomSelection(t *testing.T) {
 	w := newWorld(t)
 	const connects = 10000
@@ -39,28 +40,85 @@ func TestRandomSelection(t *testing.T) {
 			chosen := w.chosen(t, s)
 			many.rest(t)
 
-			total, chi2, expected := 0, 0.0, float64(connects)/float64(size)
-			for _, id := range s.backends {
+			counts, total := make([]int, size), 0
+			for i, id := range s.backends {
+				counts[i] = chosen[id]
 				total += chosen[id]
-				chi2 += math.Pow(float64(chosen[id])-expected, 2) / expected
 			}
 			if total != connects {
 				t.Fatalf("%d of %d sockets have a backend of the service", total, connects)
 			}
-			if bound := chiSquareBound(size - 1); size > 1 && chi2 > bound {
-				t.Errorf("chi-square %.1f, want at most %.1f", chi2, bound)
+			lab.Must(t, lab.CheckShares(counts, lab.Even(size)))
+		})
+	}
+}
+
+// A program that dials a name connects a UDP socket to each address first, to sort them (RFC 6724), and sends
+// nothing: round robin gives its connections to all backends all the same.
+func TestSortedNames(t *testing.T) {
+	w := newWorld(t)
+	const sockets = 200
+	for i, row := range []struct {
+		way  string
+		less int // than half of the sockets, at most, for one of two backends
+	}{{"connect", 20}, {"send", 0}} {
+		t.Run("then it "+row.way+"s", func(t *testing.T) {
+			s := w.addLarge(t, 2, service{at: []string{fmt.Sprintf("10.96.0.%d:53", i+1)}, algorithm: maps.AlgorithmRR})
+			sorted := w.start(t, w.client.Namespace, "sort names", s.at[0], strconv.Itoa(sockets), row.way)
+			sorted.line(t)
+			one, two := w.load(s.backends[0]), w.load(s.backends[1])
+			sorted.rest(t)
+			if one+two != sockets || min(one, two) < sockets/2-row.less {
+				t.Errorf("of %d sockets, the backends have %d and %d", sockets, one, two)
 			}
 		})
 	}
 }
 
-// chiSquareBound is exceeded by chance once in some 10⁹ times, by the approximation of Wilson
-// and Hilferty, which holds for few degrees of freedom as well.
-func chiSquareBound(freedom int) float64 {
-	const deviations = 6
-	spread := 2 / (9 * float64(freedom))
+// Round robin has a turn for each frontend: who dials two in turn gets all backends of both.
+func TestTurnOfEachFrontend(t *testing.T) {
+	w := newWorld(t)
+	client := w.pod(t)
+	for _, way := range []way{ways[0], ways[5]} {
+		t.Run(way.name, func(t *testing.T) {
+			b := w.balance(t, way, maps.AlgorithmRR, 0)
+			counts := map[string]map[uint32]int{b.at[0]: {}, b.at[1]: {}, b.at[2]: {}}
+			for i := range 27 {
+				at := b.at[i%3]
+				counts[at][b.ask(t, client, at)]++
+			}
+			for at, got := range counts {
+				for _, id := range b.backends {
+					if got[id] != 3 {
+						t.Errorf("of 9 flows to %s, in turn with two other frontends, the backends get %v", at, got)
+					}
+				}
+			}
+		})
+	}
+}
 
-	return float64(freedom) * math.Pow(1-spread+deviations*math.Sqrt(spread), 3)
+// Of backends that are equally idle each has the same chance, whichever are side by side: five have been busy
+// since before the other five came.
+func TestIdleBesideBusy(t *testing.T) {
+	w := newWorld(t)
+	client := w.pod(t)
+	for i, algorithm := range []uint8{maps.AlgorithmSED, maps.AlgorithmNQ} {
+		s := w.addLarge(t, 10, service{at: []string{fmt.Sprintf("10.96.0.%d:53", i+1)}, algorithm: algorithm})
+		for _, id := range s.backends[:5] {
+			w.Maps().Loads.AddFlows(id, 1000)
+		}
+		counts, shares := make([]int, 10), make([]float64, 10)
+		for i := range 5 {
+			shares[5+i] = 0.2
+		}
+		for range 300 {
+			counts[slices.Index(s.backends, w.connected(t, client, s.at[0]))]++
+		}
+		if err := lab.CheckShares(counts, shares); err != nil {
+			t.Errorf("algorithm %d: %v", algorithm, err)
+		}
+	}
 }
 
 // chosen returns how many sockets each backend of s was given.
@@ -97,6 +155,38 @@ func sceneConnectMany(args []string) (string, error) {
 		}
 	}
 	pause("connected")
+
+	return "", nil
+}
+
+// sceneSortNames connects a UDP socket to args[0], and then to another address, as a program that sorts two
+// addresses does. Then it begins a flow to args[0] with another socket, by connect() or sendto() as args[2]
+// says. It does so args[1] times, and keeps the sockets with flows until its input ends.
+func sceneSortNames(args []string) (string, error) {
+	n, _ := strconv.Atoi(args[1])
+	to, question := sockaddr(args[0]), []byte("who\n")
+	sorts, err := unix.Socket(family(args[0]), unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return "", err
+	}
+	for range n {
+		if err := errors.Join(unix.Connect(sorts, to), unix.Connect(sorts, sockaddr("10.250.250.250:53"))); err != nil {
+			return "", err
+		}
+		fd, err := unix.Socket(family(args[0]), unix.SOCK_DGRAM, 0)
+		if err != nil {
+			return "", err
+		}
+		if args[2] == "connect" {
+			err = unix.Connect(fd, to)
+		} else {
+			err = unix.Sendto(fd, question, 0, to)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	pause("sorted")
 
 	return "", nil
 }
