@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path"
 	"path/filepath"
@@ -22,7 +23,7 @@ import (
 )
 
 // apiServer is an API server as far as an agent goes, for one agent: it
-// streams the objects, encoded beforehand, so that it is the agent that is
+// streams the objects by HTTP/2, encoded beforehand, so that it is the agent that is
 // measured. It knows nothing of selectors.
 type apiServer struct {
 	kubeconfig string
@@ -41,11 +42,16 @@ func mustServe(t testing.TB, ns *lab.Namespace, initial map[string][]byte) *apiS
 		initial: initial, watches: make(map[string]http.ResponseWriter), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
 	}
 	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, users: [],
-		contexts: [{name: c, context: {cluster: c}}], clusters: [{name: c, cluster: {server: "http://%s"}}]}`, listener.Addr())
+		contexts: [{name: c, context: {cluster: c}}], clusters: [{name: c, cluster: {server: "https://%s", insecure-skip-tls-verify: true}}]}`, listener.Addr())
 	lab.Must(t, os.WriteFile(s.kubeconfig, []byte(text), 0o600))
-	server := &http.Server{Handler: s}
-	go server.Serve(listener)
-	t.Cleanup(func() { server.Close() })
+	server := httptest.NewUnstartedServer(s)
+	server.Listener.Close()
+	server.Listener, server.EnableHTTP2 = listener, true
+	server.StartTLS()
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
 
 	return s
 }

@@ -64,11 +64,9 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	if err != nil {
 		return cfg, err
 	}
-	cfg.APIServer = server.Host
-	if cfg.Client, err = kubernetes.NewForConfig(server); err == nil {
-		cfg.Stream, err = kube.NewStream(server)
-	}
-	if err != nil {
+	cfg.APIServer, cfg.Dialer = server.Host, kube.NewDialer()
+	server.Dial = cfg.Dialer.DialContext
+	if cfg.Client, err = kubernetes.NewForConfig(server); err != nil {
 		return cfg, fmt.Errorf("API server %s: %w", server.Host, err)
 	}
 

@@ -124,6 +124,9 @@ func drawAgent(t *table, s status.Status) {
 	default:
 		t.note(fmt.Sprintf("agent     %s, up %s, node %s, following %s", s.Version,
 			time.Since(s.Started).Round(time.Second), s.Node, s.Source))
+		if len(s.Silence) > 0 {
+			t.note(heard(s))
+		}
 		t.note(fmt.Sprintf("services  %d", s.Services))
 		if len(s.OptedOut) > 0 {
 			t.note(fmt.Sprintf("opted out %d pods, whose sockets are left alone", len(s.OptedOut)))
@@ -142,6 +145,18 @@ func drawAgent(t *table, s status.Status) {
 		pins += ", but " + s.Unpinned
 	}
 	t.note(pins)
+}
+
+// heard returns the line about when the watches were last heard from.
+func heard(s status.Status) string {
+	silent := s.Silent()
+	if len(silent) == 0 {
+		longest := slices.Max(slices.Collect(maps.Values(s.Silence)))
+
+		return fmt.Sprintf("heard     all watches, %s ago or later", longest.Round(time.Second))
+	}
+
+	return "heard     but " + strings.Join(silent, "\n          ")
 }
 
 func drawHooks(t *table, s status.Status) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/status"
@@ -33,6 +34,16 @@ func TestStatusOfHooks(t *testing.T) {
 			"on a machine that is too slow",
 			status.Status{Hooks: hooks[1:], Untried: datapath.ErrSlow.Error()},
 			"hooks     1 of 1 attached to /cgroup, but hooks could not be tried: the trial takes too long\n",
+		},
+		{
+			"of an agent whose watches are heard from",
+			status.Status{Running: true, Synced: true, Silence: map[string]time.Duration{"services": 50 * time.Second, "nodes": 2 * time.Second}},
+			"heard     all watches, 50s ago or later\n",
+		},
+		{
+			"of an agent whose watches are silent",
+			status.Status{Running: true, Synced: true, Silence: map[string]time.Duration{"services": 3 * time.Minute, "nodes": 121 * time.Second, "servicecidrs": 0}},
+			"heard     but the API server has been silent about nodes for 2m1s\n          the API server has been silent about services for 3m0s\n",
 		},
 		{"of an agent that lets packets past the stack", status.Status{Running: true}, "forwarding: what goes to backends on other nodes does not pass the network stack\n"},
 		{"of an agent that does not", status.Status{Running: true, ThroughStack: "--forwarding stack"}, "forwarding: stack, because --forwarding stack\n"},

@@ -40,11 +40,11 @@ type Config struct {
 	NodeName string // of this node's Node object, in lower case
 
 	// Services come from the folder Manifests, or else from the API server
-	// that Client talks to. APIServer is its address, which is only shown. Stream
+	// that Client talks to. APIServer is its address, which is only shown. Dialer
 	// is as in [kube.Config].
 	Manifests string
 	Client    kubernetes.Interface
-	Stream    *kube.Stream
+	Dialer    *kube.Dialer
 	APIServer string
 
 	Datapath datapath.Config
@@ -154,6 +154,8 @@ type source interface {
 	NodeSynced() <-chan struct{}
 	// PodsSynced is closed when all Pods and Namespaces were received once, if they are followed.
 	PodsSynced() <-chan struct{}
+	// Silence returns for how long nothing was heard by the watch of each resource. Any goroutine may call it.
+	Silence() map[string]time.Duration
 }
 
 // Run runs an agent until ctx ends. It must be called in the network namespace
@@ -384,7 +386,7 @@ func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p p
 func (a *agent) newGatherers(dp *datapath.Datapath, m monitors, backends *health.Backends) (metrics.Gatherers, *metrics.Services, error) {
 	stats := status.NodeStats{
 		Model: func(ctx context.Context) (metrics.Node, error) { return queue.Ask(ctx, a.queue, a.modelStats) },
-		Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status, Healing: backends.Totals, Datapath: dp,
+		Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status, Healing: backends.Totals, Silence: a.source.Silence, Datapath: dp,
 	}
 	tables := dp.Maps().Tables
 	registry, err := metrics.NewRegistry(a.metrics, metrics.NewNodeCollector(a.cfg.Version, stats.Node),
@@ -415,7 +417,7 @@ func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.
 		},
 		Status: func(ctx context.Context) (status.Status, error) {
 			s, err := queue.Ask(ctx, a.queue, a.status)
-			s.Started = started
+			s.Started, s.Silence = started, a.source.Silence()
 
 			return s, err
 		},
@@ -432,7 +434,7 @@ func newSource(cfg Config, to kube.Sink) (source, error) {
 	}
 
 	return kube.NewWatcher(kube.Config{
-		Client: cfg.Client, Stream: cfg.Stream, PodOptOut: cfg.PodOptOut, NodeName: cfg.NodeName, Sink: to, Log: cfg.Log,
+		Client: cfg.Client, Dialer: cfg.Dialer, PodOptOut: cfg.PodOptOut, NodeName: cfg.NodeName, Sink: to, Log: cfg.Log,
 	})
 }
 

@@ -74,6 +74,8 @@ func (idleSource) Synced() <-chan struct{}     { return nil }
 func (idleSource) NodeSynced() <-chan struct{} { return nil }
 func (idleSource) PodsSynced() <-chan struct{} { return nil }
 
+func (idleSource) Silence() map[string]time.Duration { return nil }
+
 // mustRunLoopOnPinned returns an agent whose loop runs, on maps that have no programs.
 func mustRunLoopOnPinned(t *testing.T, pinned *maps.Pinned) *agent {
 	t.Helper()

@@ -2,15 +2,19 @@ package kube
 
 import (
 	"bytes"
+	"crypto/x509"
 	"encoding/binary"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -83,29 +87,62 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 		held:    map[string]bool{},
 	}
 	f.server = httptest.NewServer(f)
+	f.stop(t)
+	return f
+}
+
+// newSecureAPI returns one that speaks HTTP/2, as API servers do.
+func newSecureAPI(t *testing.T) *fakeAPI {
+	f := newFakeAPI(t)
+	f.server = httptest.NewUnstartedServer(f)
+	f.server.EnableHTTP2 = true
+	f.server.StartTLS()
+	f.stop(t)
+	return f
+}
+
+// stop stops the server at the end of the test.
+func (f *fakeAPI) stop(t *testing.T) {
+	server := f.server
 	t.Cleanup(func() {
 		f.cut()
-		f.server.CloseClientConnections()
-		f.server.Close()
+		server.CloseClientConnections()
+		server.Close()
 	})
-	return f
 }
 
 func (f *fakeAPI) config(t *testing.T, sink Sink) Config {
 	t.Helper()
-	cfg := &rest.Config{Host: f.server.URL, QPS: -1}
-	client, err := kubernetes.NewForConfig(cfg)
-	lab.Must(t, err)
-	stream, err := NewStream(cfg)
+	dialer := NewDialer()
+	client, err := kubernetes.NewForConfig(f.access(t, dialer))
 	lab.Must(t, err)
 	return Config{
 		Client:   client,
-		Stream:   stream,
+		Dialer:   dialer,
 		NodeName: "node1",
 		Sink:     sink,
 		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
 		backoff:  wait.Backoff{Duration: 10 * time.Millisecond, Steps: 1},
 	}
+}
+
+// access returns how clients get at the server. If it speaks TLS, they have a certificate of their own, whose file they
+// look at again and again, as clients in a cluster do.
+func (f *fakeAPI) access(t *testing.T, dialer *Dialer) *rest.Config {
+	t.Helper()
+	cfg := &rest.Config{Host: f.server.URL, QPS: -1, Dial: dialer.DialContext}
+	if f.server.TLS == nil {
+		return cfg
+	}
+	pair, folder := f.server.TLS.Certificates[0], t.TempDir()
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	lab.Must(t, err)
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]})
+	cfg.CAData, cfg.CertFile, cfg.KeyFile = certificate, filepath.Join(folder, "crt"), filepath.Join(folder, "key")
+	lab.Must(t, os.WriteFile(cfg.CertFile, certificate, 0o600))
+	lab.Must(t, os.WriteFile(cfg.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}), 0o600))
+
+	return cfg
 }
 
 // mustWatch runs a Watcher until the test ends.

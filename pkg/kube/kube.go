@@ -2,12 +2,11 @@
 // Services, EndpointSlices, this node's Node and ServiceCIDRs, either of an API server
 // ([Watcher]) or of a directory of manifests ([Manifests]), and reports them to a [Sink].
 //
-// A Watcher has a client-go Reflector for each kind of object. The Reflector fills a store
+// A Watcher (watch.go) has a client-go Reflector for each kind of object. The Reflector fills a store
 // (tracker.go), which has each object translated (here, service.go, slice.go, node.go) and
 // passes it to a tracker. That reports it to the Sink, and knows which objects have been
-// deleted during an outage. Services and EndpointSlices take a shorter way past the Reflector: the
-// goroutine that reads the answer (stream.go) decodes them and puts them into the store itself.
-// Manifests (manifests.go, decode.go) are translated and tracked in the same way. A
+// deleted during an outage. A Dialer (dialer.go) makes the connections of the watches, and knows when they were heard
+// from. Manifests (manifests.go, decode.go) are translated and tracked in the same way. A
 // [Recorder] (events.go) sends Events in the opposite direction.
 //
 // The package parses and makes no decisions: package lb decides which Services count and which
@@ -67,9 +66,8 @@ type Sink interface {
 	// source is valid again, or gone.
 	Report(source string, problems []lb.Problem)
 
-	// Flush is called when everything that has arrived is reported: the Sink should process
-	// it now. Changes that arrive meanwhile wait in the connection. Flush may be called
-	// without a change.
+	// Flush is called after each list and each event: the Sink should process it now. Flush may be
+	// called without a change.
 	Flush()
 }
 

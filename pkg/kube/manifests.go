@@ -183,6 +183,9 @@ func (m *Manifests) follow(path string) {
 // PodsSynced returns a channel that is closed when the Pods and Namespaces have been reported.
 func (m *Manifests) PodsSynced() <-chan struct{} { return m.synced }
 
+// Silence returns nil: a directory has no watches.
+func (m *Manifests) Silence() map[string]time.Duration { return nil }
+
 // scan reads the files that have changed, and applies the changes. A file whose version is
 // not that of the last scan may still be written to: it is read at the next scan, unless
 // now is set.

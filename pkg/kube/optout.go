@@ -2,10 +2,8 @@ package kube
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"strings"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -85,31 +83,6 @@ func translateNamespace(obj *corev1.Namespace) (Namespace, []lb.Problem) {
 	p := &parser{object: keyOf(kindNamespace, &obj.ObjectMeta)}
 	p.unknownKeys("metadata.labels", obj.Labels, SocketKey)
 	return Namespace{Name: obj.Name, Socket: p.socket("metadata.labels", obj.Labels)}, p.problems
-}
-
-// followOptOuts reports Pods and Namespaces to the sink until ctx ends.
-func (w *Watcher) followOptOuts(ctx context.Context) {
-	pods, namespaces := make(chan struct{}), make(chan struct{})
-	ofNode, all := w.cfg.Client.CoreV1().Pods(metav1.NamespaceAll), w.cfg.Client.CoreV1().Namespaces()
-	var running sync.WaitGroup
-	running.Go(func() {
-		w.follow(ctx, &resource{name: "pods", example: &corev1.Pod{}, synced: pods, selects: selectPods(w.cfg.NodeName),
-			list: listOf(ofNode.List), watch: ofNode.Watch})
-	})
-	running.Go(func() {
-		w.follow(ctx, &resource{name: "namespaces", example: &corev1.Namespace{}, synced: namespaces, selects: func(options *metav1.ListOptions) { options.LabelSelector = SocketKey },
-			list: listOf(all.List), watch: all.Watch})
-	})
-	for _, first := range []chan struct{}{pods, namespaces} {
-		select {
-		case <-first:
-		case <-ctx.Done():
-			running.Wait()
-			return
-		}
-	}
-	close(w.podsSynced)
-	running.Wait()
 }
 
 // selectPods selects the Pods of a node that may have processes.

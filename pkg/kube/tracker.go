@@ -1,15 +1,11 @@
 package kube
 
 import (
-	"iter"
 	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -23,8 +19,6 @@ type tracker struct {
 	// reported has the objects that the sink knows: true if one is in force, false if it
 	// is ignored and a problem was reported.
 	reported map[key]bool
-	// unlisted are those of them that the list in progress has not had so far; nil: there is none.
-	unlisted map[key]bool
 
 	// failed has the errors of objects that could not be read, so that each is logged once.
 	failed map[key]string
@@ -39,32 +33,23 @@ func newTracker(sink Sink, log *slog.Logger) *tracker {
 	return &tracker{sink: sink, log: log, reported: map[key]bool{}, failed: map[key]string{}, cidrs: map[string]*object{}}
 }
 
-// begin begins a list of all objects of a kind, which are put next. Those that the sink knows and
-// that have not been put when it ends have been deleted.
-func (t *tracker) begin() { t.unlisted = maps.Clone(t.reported) }
-
-// end ends a list, without a flush.
-func (t *tracker) end() {
-	for k := range t.unlisted {
-		t.remove(k)
-	}
-	t.unlisted = nil
-}
-
-// replace reports all objects of a kind, without a flush.
-func (t *tracker) replace(objects iter.Seq[*object]) {
-	t.begin()
-	for o := range objects {
+// replace reports all objects of a kind, without a flush. Those that the sink knows and that are not
+// among them have been deleted.
+func (t *tracker) replace(objects []*object) {
+	gone := maps.Clone(t.reported)
+	for _, o := range objects {
+		delete(gone, o.key)
 		t.put(o)
 	}
-	t.end()
+	for k := range gone {
+		t.remove(k)
+	}
 }
 
 // put reports an object that is new or may have changed, without a flush. If it could not
 // be read, its last version stays in force. If it must be ignored, its last version is removed.
 func (t *tracker) put(o *object) {
 	inForce, known := t.reported[o.key]
-	delete(t.unlisted, o.key)
 	if o.failed != "" {
 		if t.failed[o.key] != o.failed {
 			t.failed[o.key] = o.failed
@@ -158,27 +143,21 @@ func (t *tracker) flush() {
 	t.sink.Flush()
 }
 
-// store is the store that a Reflector fills. It is no cache: it translates every object and
+// store is the store that a Reflector fills, from one goroutine. It is no cache: it translates every object and
 // passes it to the tracker.
 type store struct {
-	mu      sync.Mutex // a direct watch writes, too, from its own goroutine
 	tracker *tracker
-	closed  bool // nothing more is reported
-
 	// replaced is called when all objects have been reported.
 	replaced func()
-	// streamed is set if a direct watch has reported the list for which Replace is called next.
-	streamed bool
 }
 
 var _ cache.TransformingStore = (*store)(nil)
 
 // Add implements [cache.Store].
 func (s *store) Add(obj any) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.tracker.put(translate(obj))
 	s.tracker.flush()
+
 	return nil
 }
 
@@ -187,77 +166,28 @@ func (s *store) Update(obj any) error { return s.Add(obj) }
 
 // Delete implements [cache.Store].
 func (s *store) Delete(obj any) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.tracker.remove(translate(obj).key)
 	s.tracker.flush()
+
 	return nil
 }
 
-// put reports an object from a direct watch. It does not flush the sink.
-func (s *store) put(kind watch.EventType, obj runtime.Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	o := translate(obj)
-	switch {
-	case s.closed:
-	case kind == watch.Deleted:
-		s.tracker.remove(o.key)
-	default:
-		s.tracker.put(o)
-	}
-}
-
-// close makes sure that nothing is reported after it returns.
-func (s *store) close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closed = true
-}
-
-// beginList begins a list, of which a direct watch reports the objects.
-func (s *store) beginList() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.streamed = false
-	s.tracker.begin()
-}
-
-// endList ends such a list.
-func (s *store) endList() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return
-	}
-	s.streamed = true
-	s.tracker.end()
-	s.tracker.flush()
-	s.replaced()
-}
-
-// Replace reports all objects, unless a direct watch has. Those of a list that client-go streamed
-// have passed the Transformer, those of a list in pages have not.
+// Replace reports all objects, in the order of their names. Those of a streamed list have passed the Transformer, those
+// of a list in pages have not.
 func (s *store) Replace(list []any, _ string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.streamed {
-		s.streamed = false
-		return nil
-	}
-	s.tracker.replace(func(yield func(*object) bool) {
-		for _, obj := range list {
-			o, ok := obj.(*object)
-			if !ok {
-				o = translate(obj)
-			}
-			if !yield(o) {
-				return
-			}
+	objects := make([]*object, len(list))
+	for i, obj := range list {
+		o, ok := obj.(*object)
+		if !ok {
+			o = translate(obj)
 		}
-	})
+		objects[i] = o
+	}
+	slices.SortFunc(objects, func(a, b *object) int { return a.key.compare(b.key) })
+	s.tracker.replace(objects)
 	s.tracker.flush()
 	s.replaced()
+
 	return nil
 }
 

@@ -49,6 +49,21 @@ func TestStore(t *testing.T) {
 	}
 }
 
+// Objects of a list are reported in the order of their names, as an API server lists them, although a streamed list comes in
+// no order.
+func TestStoreReportsInOrder(t *testing.T) {
+	sink := newRecorder()
+	s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
+	lab.Must(t, s.Replace([]any{service("c", "10.96.0.3"), service("a", "10.96.0.1"), service("d", "10.96.0.4"), service("b", "10.96.0.2")}, "1"))
+	var names []string
+	for _, call := range sink.take() {
+		names = append(names, strings.Fields(call)[2])
+	}
+	if want := []string{"default/a", "default/b", "default/c", "default/d"}; !slices.Equal(names, want) {
+		t.Errorf("reported in the order %v, want %v", names, want)
+	}
+}
+
 // A slice that loses its Service is reported as deleted, and the report ends with
 // the slice.
 func TestStoreIgnoredSlice(t *testing.T) {

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -31,10 +30,9 @@ type Config struct {
 	// Client talks to the API server. Its content type should be protobuf.
 	Client kubernetes.Interface
 
-	// Stream watches EndpointSlices, which are nearly all changes. With it, Services too are read
-	// past client-go's decoder and Reflector. If nil, Client does all, which costs more and takes
-	// longer.
-	Stream *Stream
+	// Dialer makes the connections of Client. If nil, [Watcher.Silence] and [Sink].SetDialed know
+	// nothing.
+	Dialer *Dialer
 
 	// PodOptOut follows the Pods of this node and the Namespaces with the label [SocketKey],
 	// too. It takes RBAC rules that kube-proxy does not have.
@@ -70,6 +68,7 @@ func (c Config) Validate() error {
 // same RBAC rules.
 type Watcher struct {
 	cfg        Config
+	resources  []*resource
 	synced     chan struct{}
 	nodeSynced chan struct{}
 	podsSynced chan struct{}
@@ -84,14 +83,18 @@ func NewWatcher(cfg Config) (*Watcher, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	if cfg.Stream != nil {
-		cfg.Stream.drained, cfg.Stream.dialed = cfg.Sink.Flush, cfg.Sink.SetDialed
+	if cfg.Dialer != nil {
+		cfg.Dialer.dialed = cfg.Sink.SetDialed
 	}
 	if cfg.backoff.Duration == 0 {
 		// client-go's own values, so that retries do not keep an API server down.
 		cfg.backoff = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 38, Factor: 2, Jitter: 1}
 	}
-	return &Watcher{cfg: cfg, synced: make(chan struct{}), nodeSynced: make(chan struct{}), podsSynced: make(chan struct{})}, nil
+
+	w := &Watcher{cfg: cfg, synced: make(chan struct{}), nodeSynced: make(chan struct{}), podsSynced: make(chan struct{})}
+	w.resources = w.newResources()
+
+	return w, nil
 }
 
 // Synced returns a channel that is closed when all Services and all EndpointSlices have been
@@ -107,85 +110,111 @@ func (w *Watcher) NodeSynced() <-chan struct{} { return w.nodeSynced }
 // with a label have been reported to the sink once, if [Config].PodOptOut is set.
 func (w *Watcher) PodsSynced() <-chan struct{} { return w.podsSynced }
 
+// Silence returns for how long the watch of each resource has heard nothing: no event, no bookmark, and no answer to a
+// ping of its connection. It lacks resources that the API server does not have. Any goroutine may call it.
+func (w *Watcher) Silence() map[string]time.Duration {
+	silence := map[string]time.Duration{}
+	for _, r := range w.resources {
+		if at, ok := r.hearing.at(); ok && w.cfg.Dialer != nil {
+			silence[r.name] = time.Since(at)
+		}
+	}
+
+	return silence
+}
+
 // Run follows the API server until ctx ends, then returns nil. It may be called
 // once. It retries failed requests for ever; meanwhile the last reports to the sink stay in
 // force.
 func (w *Watcher) Run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logr.FromSlogHandler(w.cfg.Log.Handler()))
-	services, slices := make(chan struct{}), make(chan struct{})
-
 	var running sync.WaitGroup
-	for _, r := range w.resources(services, slices) {
+	for _, r := range w.resources {
 		running.Go(func() { w.follow(ctx, r) })
 	}
-	if w.cfg.PodOptOut {
-		running.Go(func() { w.followOptOuts(ctx) })
+	for _, part := range []chan struct{}{w.synced, w.nodeSynced, w.podsSynced} {
+		running.Go(func() { w.closeAfter(ctx, part) })
 	}
-	for _, first := range []chan struct{}{services, slices} {
-		select {
-		case <-first:
-		case <-ctx.Done():
-			running.Wait()
-			return nil
-		}
-	}
-	close(w.synced)
 	running.Wait()
+
 	return nil
 }
 
-// resources returns all resources that are requested. The channels are closed when all
-// Services and all EndpointSlices have been reported.
-func (w *Watcher) resources(servicesSynced, slicesSynced chan struct{}) []*resource {
-	core := w.cfg.Client.CoreV1()
-	allServices := core.Services(metav1.NamespaceAll)
-	allSlices := w.cfg.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll)
-	cidrs := w.cfg.Client.NetworkingV1().ServiceCIDRs()
-	services := &resource{
-		name: "services", example: &corev1.Service{}, synced: servicesSynced, selects: selectServices,
-		list: listOf(allServices.List), watch: allServices.Watch,
+// closeAfter closes part when all resources of it have been reported, unless ctx ends before or there are none.
+func (w *Watcher) closeAfter(ctx context.Context, part chan struct{}) {
+	some := false
+	for _, r := range w.resources {
+		if r.part != part {
+			continue
+		}
+		some = true
+		select {
+		case <-r.synced:
+		case <-ctx.Done():
+			return
+		}
 	}
-	slices := &resource{
-		name: "endpointslices", example: &discoveryv1.EndpointSlice{}, synced: slicesSynced, selects: selectSlices,
-		list: listOf(allSlices.List), watch: allSlices.Watch,
+	if some {
+		close(part)
 	}
-	if w.cfg.Stream != nil {
-		services.direct = core.RESTClient()
-		slices.direct, slices.flushed = w.cfg.Stream.client, true
-	}
-	return []*resource{
-		services, slices,
-		{name: "nodes", example: &corev1.Node{}, synced: w.nodeSynced, selects: selectNode(w.cfg.NodeName),
+}
+
+// newResources returns all resources that are requested.
+func (w *Watcher) newResources() []*resource {
+	core, cidrs := w.cfg.Client.CoreV1(), w.cfg.Client.NetworkingV1().ServiceCIDRs()
+	services, slices := core.Services(metav1.NamespaceAll), w.cfg.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll)
+	resources := []*resource{
+		{name: "services", example: &corev1.Service{}, part: w.synced, selects: selectServices,
+			list: listOf(services.List), watch: services.Watch},
+		{name: "endpointslices", example: &discoveryv1.EndpointSlice{}, part: w.synced, selects: selectSlices,
+			list: listOf(slices.List), watch: slices.Watch},
+		{name: "nodes", example: &corev1.Node{}, part: w.nodeSynced, selects: selectNode(w.cfg.NodeName),
 			list: listOf(core.Nodes().List), watch: core.Nodes().Watch},
-		{name: "servicecidrs", example: &networkingv1.ServiceCIDR{}, synced: make(chan struct{}), selects: func(*metav1.ListOptions) {},
+		{name: "servicecidrs", example: &networkingv1.ServiceCIDR{}, selects: func(*metav1.ListOptions) {},
 			list: listOf(cidrs.List), watch: cidrs.Watch, optional: true},
 	}
+	if w.cfg.PodOptOut {
+		pods, namespaces := core.Pods(metav1.NamespaceAll), core.Namespaces()
+		resources = append(resources,
+			&resource{name: "pods", example: &corev1.Pod{}, part: w.podsSynced, selects: selectPods(w.cfg.NodeName),
+				list: listOf(pods.List), watch: pods.Watch},
+			&resource{name: "namespaces", example: &corev1.Namespace{}, part: w.podsSynced, selects: selectNamespaces,
+				list: listOf(namespaces.List), watch: namespaces.Watch})
+	}
+	for _, r := range resources {
+		r.synced = make(chan struct{})
+		r.hearing.stop(time.Now())
+	}
+
+	return resources
 }
 
 // follow reports one resource to the sink until ctx ends.
 func (w *Watcher) follow(ctx context.Context, r *resource) {
 	into := &store{tracker: newTracker(w.cfg.Sink, w.cfg.Log), replaced: sync.OnceFunc(func() { close(r.synced) })}
-	defer into.close()
-	if r.direct != nil {
-		r.watch = directWatch(r, into)
-	}
 	from := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			r.selects(&options)
 			list, err := r.list(ctx, options)
 			w.report(ctx, r, err)
 			if r.optional && apierrors.IsNotFound(err) {
+				r.hearing.stop(time.Time{})
 				sleep(ctx, absentRetry)
 			}
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			r.selects(&options)
-			events, err := r.watch(ctx, options)
+			traced, heard := r.hearing.traced(ctx)
+			events, err := r.watch(traced, options)
 			if options.SendInitialEvents == nil || !refused(err) {
 				w.report(ctx, r, err)
 			}
-			return events, err
+			if err != nil {
+				return nil, err
+			}
+
+			return heard(events), nil
 		},
 	}, w.cfg.Client)
 	reflector := cache.NewReflectorWithOptions(from, r.example, into, cache.ReflectorOptions{
@@ -230,11 +259,11 @@ type resource struct {
 	selects  func(*metav1.ListOptions) // sets the selectors
 	list     cache.ListWithContextFunc
 	watch    cache.WatchFuncWithContext
-	direct   rest.Interface // if not nil, [directWatch] replaces watch
-	flushed  bool           // the connection of direct flushes the sink when there is nothing more to read
-	synced   chan struct{}  // closed when all objects have been reported once
-	optional bool           // an API server may not have it
-	failure  string         // the error of the last request, empty if it succeeded
+	part     chan struct{} // of the Watcher, closed when all resources of it have been reported; nil: it is of none
+	synced   chan struct{} // closed when all objects have been reported once
+	hearing  hearing
+	optional bool   // an API server may not have it
+	failure  string // the error of the last request, empty if it succeeded
 }
 
 // listOf returns list with the type that a Reflector takes.
@@ -292,6 +321,8 @@ func selectServices(options *metav1.ListOptions) {
 func selectSlices(options *metav1.ListOptions) {
 	options.LabelSelector = "!" + corev1.IsHeadlessService
 }
+
+func selectNamespaces(options *metav1.ListOptions) { options.LabelSelector = SocketKey }
 
 func selectNode(name string) func(*metav1.ListOptions) {
 	return func(options *metav1.ListOptions) {

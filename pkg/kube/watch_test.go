@@ -18,30 +18,16 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// The results must be the same with servers that stream lists and servers that do not, and
-// with direct watches and those of client-go.
+// The results must be the same with servers that stream lists and servers that do not.
 var allWays = []struct {
 	name     string
 	streams  bool // the server
 	protobuf bool
-	direct   bool // the watch of EndpointSlices
 }{
-	{"streamed", true, true, true},
-	{"listed", false, true, true},
-	{"streamed as JSON", true, false, true},
-	{"listed as JSON", false, false, true},
-	{"streamed, by client-go", true, true, false},
-	{"listed, by client-go", false, false, false},
-}
-
-// configFor returns a configuration of api for a watch of a kind.
-func configFor(t *testing.T, api *fakeAPI, sink Sink, direct bool) Config {
-	t.Helper()
-	cfg := api.config(t, sink)
-	if !direct {
-		cfg.Stream = nil
-	}
-	return cfg
+	{"streamed", true, true},
+	{"listed", false, true},
+	{"streamed as JSON", true, false},
+	{"listed as JSON", false, false},
 }
 
 func TestWatch(t *testing.T) {
@@ -50,14 +36,14 @@ func TestWatch(t *testing.T) {
 			api, sink := newFakeAPI(t), newRecorder()
 			api.streams, api.protobuf = test.streams, test.protobuf
 			api.set(service("web", "10.96.0.1"), slice("web-1", "web", "10.0.1.7"), node("node1", "z1"), cidr("10.96.0.0/16"))
-			w := mustWatch(t, configFor(t, api, sink, test.direct))
+			w := mustWatch(t, api.config(t, sink))
 			mustClose(t, "Synced", w.Synced())
 			mustClose(t, "NodeSynced", w.NodeSynced())
 			mustHave(t, sink, "Service default/web", "EndpointSlice default/web-1", "Node node1", "ServiceCIDRs")
 			sink.mu.Lock()
 			dialed := sink.dialed
 			sink.mu.Unlock()
-			if test.direct && "http://"+dialed.String() != api.server.URL {
+			if "http://"+dialed.String() != api.server.URL {
 				t.Errorf("the API server was dialed at %v, want %s", dialed, api.server.URL)
 			}
 
@@ -125,7 +111,7 @@ func TestWatchOutage(t *testing.T) {
 			api.streams, api.protobuf = test.streams, test.protobuf
 			api.set(service("stays", "10.96.0.1"), service("goes", "10.96.0.2"), slice("goes-1", "goes", "10.0.1.7"))
 			api.set(node("node1", ""), cidr("10.96.0.0/16"))
-			mustClose(t, "Synced", mustWatch(t, configFor(t, api, sink, test.direct)).Synced())
+			mustClose(t, "Synced", mustWatch(t, api.config(t, sink)).Synced())
 			mustHave(t, sink, "Service default/stays", "Service default/goes", "EndpointSlice default/goes-1", "Node node1", "ServiceCIDRs")
 
 			api.outage(func() {

@@ -134,6 +134,8 @@ var (
 		"Services that are not in the maps as they should be: a write has failed and is tried again (failed), or another Service has an address of theirs (taken).", "why")
 	logLost = newMetric("log_lines_lost_total", counterKind,
 		"Lines of the agent's log that are lost, because they were not read in time or could not be written. The agent does not wait for that.")
+	silence = newMetric("watch_last_event_seconds", gaugeKind,
+		"Seconds since the watch of a resource last had an event, a bookmark, or the answer to a ping of its connection to the API server.", "resource")
 	mapEntries = newMetric("map_entries", gaugeKind,
 		"Entries of a map. Those that only programs write are counted once in a minute at most.", "map")
 	mapCapacity = newMetric("map_capacity", gaugeKind,
@@ -180,7 +182,7 @@ var (
 
 // nodeMetrics are the metrics of a [NodeCollector].
 var nodeMetrics = []*metric{
-	buildInfo, synced, knownServices, problems, nodeProblems, impaired, logLost, mapEntries, mapCapacity, mapWrites,
+	buildInfo, synced, knownServices, problems, nodeProblems, impaired, logLost, silence, mapEntries, mapCapacity, mapWrites,
 	decisions, effective, hookAttached, devices, deviceProblems,
 	evictions, alarm, alarms, flowsEnded, flowsRepaired, loadsRepaired, masqueradeRetries, stackPorts,
 	suspects, suspicions, passedOver,

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"runtime"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -24,6 +25,7 @@ type Node struct {
 	Decisions map[maps.Reason]uint64
 	LogLost   uint64 // lines of the log that were not read in time
 
+	Silence        map[string]time.Duration // since a watch had anything, by resource
 	Effective      bool
 	Hooks          map[string]bool // whether they are attached
 	Devices        map[string]int  // by class
@@ -83,6 +85,9 @@ func (c *NodeCollector) Collect(to chan<- prometheus.Metric) {
 	impaired.send(to, float64(node.Failed), "failed")
 	impaired.send(to, float64(node.Taken), "taken")
 	logLost.send(to, float64(node.LogLost))
+	for resource, lasts := range node.Silence {
+		silence.send(to, lasts.Seconds(), resource)
+	}
 
 	for name, writes := range node.Writes {
 		mapWrites.send(to, float64(writes.Puts), name, "put")

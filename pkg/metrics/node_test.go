@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
@@ -78,6 +79,7 @@ func busyNode() Node {
 		Writes:    map[string]reconcile.Writes{maps.NameSlots: {Puts: 5}, maps.NameBackends: {Puts: 4, Deletes: 1}},
 		Fills:     map[string]reconcile.Fill{maps.NameSlots: {Used: 5, Capacity: 100}, maps.NameAddrs: {Used: 1}},
 		Decisions: map[maps.Reason]uint64{maps.ReasonTranslated: 6, maps.ReasonDropUnallocated: 7, 999: 1},
+		Silence:   map[string]time.Duration{"services": 1500 * time.Millisecond},
 		Effective: true,
 		Hooks:     map[string]bool{"connect4": true, "connect6": false},
 		Devices:   map[string]int{"pods": 10, "uplink": 1, "none": 2}, DeviceProblems: 1,

@@ -23,6 +23,7 @@ type NodeStats struct {
 	Devices  *datapath.DeviceMonitor
 	Flows    func() flow.Status
 	Healing  func() health.Healing
+	Silence  func() map[string]time.Duration // of the watches
 	Datapath *datapath.Datapath
 	// Refusals returns how many entries the map of refusals has. Nil: Services are not counted.
 	Refusals func() int
@@ -55,7 +56,7 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 	n.Effective = effective == nil || errors.Is(effective, datapath.ErrSlow)
 	n.Devices, n.DeviceProblems = s.Devices.Count()
 	n.Flows = s.Flows()
-	n.Healing = s.Healing()
+	n.Healing, n.Silence = s.Healing(), s.Silence()
 
 	pinned := s.Datapath.Maps()
 	if now := time.Now(); now.Sub(s.read) >= fillsAge {

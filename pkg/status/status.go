@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	stdmaps "maps"
 	"slices"
 	"time"
 
@@ -62,6 +63,10 @@ type Status struct {
 
 	// OptedOut are the Pods of this node whose sockets are left alone. Only an agent knows them.
 	OptedOut []OptedOutPod `json:"optedOut,omitempty"`
+
+	// Silence is since when the watch of each resource has had no event, no bookmark, and no answer to a ping, in
+	// nanoseconds. Only an agent that follows an API server knows it.
+	Silence map[string]time.Duration `json:"silence,omitempty"`
 
 	Services int               `json:"services"`
 	Maps     []maps.Fill       `json:"maps"`
@@ -161,11 +166,28 @@ func (s Status) OfNode() []lb.Problem {
 func (s Status) TroublesBeside() []string {
 	troubles := append([]string{s.Effective}, s.AttachTroubles()...)
 	troubles = append(troubles, s.Flows.Emergency)
+	troubles = append(troubles, s.Silent()...)
 	for _, e := range s.Errors {
 		troubles = append(troubles, fmt.Sprintf("Service %s: %s", e.Service, e.Error))
 	}
 
 	return slices.DeleteFunc(troubles, func(text string) bool { return text == "" })
+}
+
+// MaxSilence is how long a watch may hear nothing: an API server sends a bookmark each minute, and a connection
+// that answers no ping is given up after 45 seconds.
+const MaxSilence = 2 * time.Minute
+
+// Silent returns the watches that hear nothing.
+func (s Status) Silent() []string {
+	var silent []string
+	for _, resource := range slices.Sorted(stdmaps.Keys(s.Silence)) {
+		if lasts := s.Silence[resource]; lasts > MaxSilence {
+			silent = append(silent, fmt.Sprintf("the API server has been silent about %s for %s", resource, lasts.Round(time.Second)))
+		}
+	}
+
+	return silent
 }
 
 // AttachTroubles returns what of the pins, hooks and devices is not as it should be.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // Listener is a network namespace in which one can listen.
@@ -15,7 +16,7 @@ type Listener interface {
 
 // Tunnel leads from a node to the API server: a client of the API server's
 // address on the node's loopback device is connected to the real one. A tunnel can be
-// cut, and opened again.
+// cut, and opened again, and connections can be frozen.
 type Tunnel struct {
 	cluster *Cluster
 	node    Listener
@@ -23,11 +24,12 @@ type Tunnel struct {
 	mu       sync.Mutex
 	listener net.Listener // nil while cut
 	conns    map[net.Conn]struct{}
+	frozen   *atomic.Bool // of the connections that begin now
 }
 
 // Tunnel opens a tunnel to the API server. The caller closes it.
 func (c *Cluster) Tunnel(node Listener) (*Tunnel, error) {
-	w := &Tunnel{cluster: c, node: node, conns: make(map[net.Conn]struct{})}
+	w := &Tunnel{cluster: c, node: node, conns: make(map[net.Conn]struct{}), frozen: new(atomic.Bool)}
 	if err := w.open(); err != nil {
 		return nil, err
 	}
@@ -84,7 +86,37 @@ func (w *Tunnel) Cut() {
 	}
 }
 
-// join carries a connection until either end closes it.
+// Freeze makes every connection that there is now swallow what either end sends, and never end, as a proxy does whose
+// peer has vanished. New connections work.
+func (w *Tunnel) Freeze() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.frozen.Store(true)
+	w.frozen = new(atomic.Bool)
+}
+
+// Silence freezes every connection that there is, or will be.
+func (w *Tunnel) Silence() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.frozen.Store(true)
+}
+
+// valve is a connection that swallows what is written to it once it is frozen.
+type valve struct {
+	net.Conn
+	frozen *atomic.Bool
+}
+
+func (v valve) Write(p []byte) (int, error) {
+	if v.frozen.Load() {
+		return len(p), nil
+	}
+
+	return v.Conn.Write(p)
+}
+
+// join carries a connection until either end closes it, or, if it is frozen, until the client does.
 func (w *Tunnel) join(near net.Conn) {
 	defer near.Close()
 	far, err := w.cluster.namespace.dial(context.Background(), "tcp", w.cluster.address())
@@ -92,30 +124,37 @@ func (w *Tunnel) join(near net.Conn) {
 		return // as refused by the API server
 	}
 	defer far.Close()
-	if !w.note(near, far) {
+	frozen, ok := w.note(near, far)
+	if !ok {
 		return
 	}
 	defer w.forget(near, far)
 
-	done := make(chan struct{}, 2)
-	carry := func(to, from net.Conn) {
-		_, _ = io.Copy(to, from) // closing reports it to the other end
-		done <- struct{}{}
+	nearEnds, farEnds := make(chan struct{}), make(chan struct{})
+	carry := func(to, from net.Conn, ends chan struct{}) {
+		_, _ = io.Copy(valve{to, frozen}, from) // closing reports it to the other end
+		close(ends)
 	}
-	go carry(near, far)
-	go carry(far, near)
-	<-done
+	go carry(near, far, farEnds)
+	go carry(far, near, nearEnds)
+	select {
+	case <-nearEnds:
+	case <-farEnds:
+		if frozen.Load() {
+			<-nearEnds
+		}
+	}
 }
 
-// note is false if the tunnel has been cut meanwhile.
-func (w *Tunnel) note(conns ...net.Conn) bool {
+// note returns what is set when these connections are frozen. ok is false if the tunnel has been cut meanwhile.
+func (w *Tunnel) note(conns ...net.Conn) (frozen *atomic.Bool, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, conn := range conns {
 		w.conns[conn] = struct{}{}
 	}
 
-	return w.listener != nil
+	return w.frozen, w.listener != nil
 }
 
 func (w *Tunnel) forget(conns ...net.Conn) {

@@ -1,0 +1,146 @@
+package kube
+
+import (
+	"context"
+	"net"
+	"net/http/httptrace"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// maxSilence is how long a connection to the API server may bring nothing before it is given up. HTTP/2 gives up
+// earlier, when a ping is not answered. Without HTTP/2 there are no pings, but a watch has a bookmark every minute.
+const maxSilence = 90 * time.Second
+
+// Dialer makes the connections of a client to the API server. So a [Watcher] learns where the API
+// server is, and when it was last heard from.
+type Dialer struct {
+	// dialed is called before a connection begins. [NewWatcher] sets it.
+	dialed func(netip.AddrPort)
+	// silence is maxSilence, but for tests.
+	silence time.Duration
+}
+
+// NewDialer returns a Dialer for one Watcher.
+func NewDialer() *Dialer {
+	return &Dialer{dialed: func(netip.AddrPort) {}, silence: maxSilence}
+}
+
+// DialContext is for the Dial of a rest.Config.
+func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	dialer := net.Dialer{
+		Timeout: 30 * time.Second, KeepAlive: 30 * time.Second, // client-go's values
+		Control: func(_, address string, _ syscall.RawConn) error {
+			if at, err := netip.ParseAddrPort(address); err == nil { // as that of a TCP connection is
+				d.dialed(netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port()))
+			}
+
+			return nil
+		},
+	}
+	c, err := dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+
+	return &conn{Conn: c, silence: d.silence, begun: time.Now()}, nil
+}
+
+// conn is a connection that knows when it was last heard from.
+type conn struct {
+	net.Conn
+	silence time.Duration
+	begun   time.Time
+	after   atomic.Int64 // what of the time since begun had passed when something was read last
+}
+
+// Read implements [net.Conn].
+func (c *conn) Read(p []byte) (int, error) {
+	if err := c.SetReadDeadline(time.Now().Add(c.silence)); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.after.Store(int64(time.Since(c.begun)))
+	}
+
+	return n, err
+}
+
+// heard returns when something was read last, or when the connection began.
+func (c *conn) heard() time.Time { return c.begun.Add(time.Duration(c.after.Load())) }
+
+// LocalAddr implements [net.Conn]. Of the methods of a connection it is the one that reaches this type through
+// those of TLS and of client-go.
+func (c *conn) LocalAddr() net.Addr { return localAddr{c.Conn.LocalAddr(), c} }
+
+// localAddr is the address of this end of a connection.
+type localAddr struct {
+	net.Addr
+	conn *conn
+}
+
+// hearing is when the watch of a resource was last heard from: by an event, a bookmark, or an answered ping of its
+// connection. Any goroutine may use it.
+type hearing struct {
+	mu   sync.Mutex
+	last time.Time // while no watch is open; zero: there is nothing to hear
+	open *conn     // that of the watch
+}
+
+// at returns when that was, or false if there is nothing to hear.
+func (h *hearing) at() (time.Time, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.open != nil {
+		return h.open.heard(), true
+	}
+
+	return h.last, !h.last.IsZero()
+}
+
+// stop notes that no watch is open, and what then counts as the last time, zero if there is nothing to hear.
+func (h *hearing) stop(last time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last, h.open = last, nil
+}
+
+// traced returns a context for the request of a watch, and what makes of its answer a watch that is heard.
+func (h *hearing) traced(ctx context.Context) (context.Context, func(watch.Interface) watch.Interface) {
+	var used atomic.Pointer[conn]
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
+		if local, ok := got.Conn.LocalAddr().(localAddr); ok {
+			used.Store(local.conn)
+		}
+	}})
+
+	return traced, func(events watch.Interface) watch.Interface {
+		c := used.Load()
+		if c == nil {
+			return events // of a client without a Dialer
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.open = c
+
+		return &heardWatch{Interface: events, ended: sync.OnceFunc(func() { h.stop(c.heard()) })}
+	}
+}
+
+// heardWatch calls ended when it is stopped.
+type heardWatch struct {
+	watch.Interface
+	ended func()
+}
+
+// Stop implements [watch.Interface].
+func (w *heardWatch) Stop() {
+	w.ended()
+	w.Interface.Stop()
+}

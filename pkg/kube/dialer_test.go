@@ -1,0 +1,100 @@
+package kube
+
+import (
+	"errors"
+	"net"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// resourcesOf returns the names of resources, sorted.
+func resourcesOf(silence map[string]time.Duration) []string {
+	names := []string{}
+	for name := range silence {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+
+	return names
+}
+
+// The answer to a ping is heard: no watch has had an event for longer. The connection is found through those of TLS and
+// of a client whose certificate may change.
+func TestSilenceEndsByPings(t *testing.T) {
+	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1")
+	api, sink := newSecureAPI(t), newRecorder()
+	api.set(service("web", "10.96.0.1"))
+	w := mustWatch(t, api.config(t, sink))
+	mustClose(t, "Synced", w.Synced())
+	mustClose(t, "NodeSynced", w.NodeSynced())
+	lab.Eventually(t, "all watches are open", func() bool {
+		api.mu.Lock()
+		defer api.mu.Unlock()
+
+		return len(api.watches) == 4
+	})
+	began := time.Now()
+	for time.Since(began) < 4*time.Second {
+		silence := w.Silence()
+		if diff := cmp.Diff([]string{"endpointslices", "nodes", "servicecidrs", "services"}, resourcesOf(silence)); diff != "" {
+			t.Fatalf("resources, -want +got:\n%s", diff)
+		}
+		for resource, lasts := range silence {
+			if lasts > 3*time.Second {
+				t.Fatalf("nothing was heard of %s for %v, although pings are answered", resource, lasts)
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// A watch that is not open hears nothing, however often the server answers on its connection that it refuses it.
+func TestSilenceOfARefusedWatch(t *testing.T) {
+	api, sink := newSecureAPI(t), newRecorder()
+	api.absent["servicecidrs"] = true
+	w := mustWatch(t, api.config(t, sink))
+	mustClose(t, "Synced", w.Synced())
+	lab.Eventually(t, "a resource that the server does not have is missing", func() bool {
+		return slices.Equal(resourcesOf(w.Silence()), []string{"endpointslices", "nodes", "services"})
+	})
+	api.mu.Lock()
+	api.failures = 1 << 30
+	api.mu.Unlock()
+	api.cut()
+	lab.Eventually(t, "no watch hears anything", func() bool { return w.Silence()["services"] > 300*time.Millisecond })
+	api.mu.Lock()
+	api.failures = 0
+	api.mu.Unlock()
+	lab.Eventually(t, "the watch hears again", func() bool { return w.Silence()["services"] < 100*time.Millisecond })
+}
+
+// Without HTTP/2 there are no pings. A watch that hears nothing for too long begins again where it was.
+func TestSilentWatchBeginsAgain(t *testing.T) {
+	api, sink := newFakeAPI(t), newRecorder()
+	api.set(service("web", "10.96.0.1"))
+	cfg := api.config(t, sink)
+	cfg.Dialer.silence = 100 * time.Millisecond
+	mustClose(t, "Synced", mustWatch(t, cfg).Synced())
+	mustAsk(t, api, "services", len(api.asked("services"))+3)
+	mustHave(t, sink, "Service default/web")
+	mustReport(t, sink, "services", false)
+}
+
+func TestConnGivesUp(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	lab.Must(t, err)
+	defer listener.Close()
+	dialer := NewDialer()
+	dialer.silence = 50 * time.Millisecond
+	c, err := dialer.DialContext(t.Context(), "tcp", listener.Addr().String())
+	lab.Must(t, err)
+	defer c.Close()
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a connection that brings nothing is read with %v, want a timeout", err)
+	}
+}
