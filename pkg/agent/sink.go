@@ -108,6 +108,15 @@ func (s sink) SetNamespace(namespace kube.Namespace, problems []lb.Problem) {
 	})
 }
 
+// ReportGone implements [kube.Sink].
+func (s sink) ReportGone(kind string, gone, known int) {
+	s.metrics.Gone(kind, gone)
+	s.Enqueue(func(m *model) {
+		m.log.Warn("many objects have gone in one list of the API server", "kind", kind, "gone", gone, "known", known)
+		m.events.Gone(kind, gone, known)
+	})
+}
+
 // Report implements [kube.Sink].
 func (s sink) Report(source string, problems []lb.Problem) {
 	s.Enqueue(func(m *model) { m.report(source, problems) })

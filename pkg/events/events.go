@@ -90,6 +90,14 @@ func (r Recorder) ProblemEnded(p lb.Problem) {
 	r.record(kube.Event{Field: p.Field, Reason: kube.ReasonAsConfigured, Action: actionCheck, Normal: true, Note: what + " is as it should be again"})
 }
 
+// Gone records that a list of the API server lacks many objects that were known.
+func (r Recorder) Gone(kind string, gone, known int) {
+	r.record(kube.Event{
+		Reason: kube.ReasonObjectsGone, Action: actionRead,
+		Note: fmt.Sprintf("%d of %d objects of kind %s have gone in one list of the API server, and are not programmed any more", gone, known, kind),
+	})
+}
+
 // Impaired records which Services have become impaired, or are for another reason than before.
 func (r Recorder) Impaired(now, before status.Impaired) {
 	r.recordNew(now.Failed, before.Failed, kube.ReasonNotProgrammed)

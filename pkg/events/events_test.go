@@ -49,6 +49,13 @@ func TestSuspectsAreEvents(t *testing.T) {
 	})
 }
 
+func TestGoneObjectsAreAnEvent(t *testing.T) {
+	mustRecord(t, func(r Recorder) { r.Gone("Service", 12, 20) }, kube.Event{
+		Reason: "ObjectsGone", Action: "Read",
+		Note: "12 of 20 objects of kind Service have gone in one list of the API server, and are not programmed any more",
+	})
+}
+
 func TestFlowTableEvents(t *testing.T) {
 	mustRecord(t, func(r Recorder) { r.Emergency("full"); r.Emergency("") },
 		kube.Event{Reason: "FlowTableFull", Action: "Check", Note: "full"},

@@ -39,6 +39,7 @@ const (
 	ReasonIgnored         = "FieldIgnored"        // a part of an object is left out
 	ReasonNotAsConfigured = "NodeNotAsConfigured" // the configuration names what is not there, or cannot be used
 	ReasonAsConfigured    = "NodeAsConfigured"
+	ReasonObjectsGone     = "ObjectsGone"            // at least half of a kind, in one list
 	ReasonAddressTaken    = "AddressTaken"           // another Service has it
 	ReasonNotProgrammed   = "FrontendsNotProgrammed" // writes failed, and are tried again
 	ReasonHooks           = "HooksNotEffective"

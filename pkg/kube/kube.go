@@ -66,6 +66,10 @@ type Sink interface {
 	// source is valid again, or gone.
 	Report(source string, problems []lb.Problem)
 
+	// ReportGone is called when a list lacks at least half of the objects of a kind ("Service") that were known, and
+	// they are not few. They are deleted all the same.
+	ReportGone(kind string, gone, known int)
+
 	// Flush is called after each list and each event: the Sink should process it now. Flush may be
 	// called without a change.
 	Flush()

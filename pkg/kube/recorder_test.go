@@ -93,6 +93,12 @@ func (r *recorder) SetServiceCIDRs(prefixes []netip.Prefix, problems []lb.Proble
 	r.set("ServiceCIDRs", fmt.Sprint(prefixes), problems)
 }
 
+func (r *recorder) ReportGone(kind string, gone, known int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, fmt.Sprintf("gone %s: %d of %d", kind, gone, known))
+}
+
 func (r *recorder) SetDialed(addr netip.AddrPort) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -33,16 +33,35 @@ func newTracker(sink Sink, log *slog.Logger) *tracker {
 	return &tracker{sink: sink, log: log, reported: map[key]bool{}, failed: map[key]string{}, cidrs: map[string]*object{}}
 }
 
+// leastToldOf is of how many objects it is told that half of them have gone in one list.
+const leastToldOf = 10
+
 // replace reports all objects of a kind, without a flush. Those that the sink knows and that are not
 // among them have been deleted.
+//
+// A Node is the exception: it stays as it is known. If an API server listed no Nodes, all nodes would leave their load
+// balancers at once.
 func (t *tracker) replace(objects []*object) {
-	gone := maps.Clone(t.reported)
+	known, gone := len(t.reported), maps.Clone(t.reported)
 	for _, o := range objects {
 		delete(gone, o.key)
 		t.put(o)
 	}
+	var kind kind // of all of them
 	for k := range gone {
+		kind = k.kind
+		if kind == kindNode {
+			t.sink.Report(k.String(), []lb.Problem{{
+				Object: k.String(), Effect: lb.Degraded,
+				Message: "the API server does not list it any more; what was known of it stays in force",
+				Remedy:  "If the node is to go, end its agent; else find out why the API server does not have the Node",
+			}})
+			continue
+		}
 		t.remove(k)
+	}
+	if (kind == kindService || kind == kindSlice) && known >= leastToldOf && 2*len(gone) >= known {
+		t.sink.ReportGone(kindText[kind], len(gone), known)
 	}
 }
 

@@ -92,6 +92,52 @@ func TestStoreIgnoredSlice(t *testing.T) {
 	}
 }
 
+// It is told when at least half of the Services or slices that were known have gone in one list, unless they are few. What
+// is gone is deleted all the same.
+func TestStoreTellsWhatHasGone(t *testing.T) {
+	services := func(from, to int) (list []any) {
+		for i := from; i < to; i++ {
+			list = append(list, service(fmt.Sprintf("s%d", i), "10.96.0.1"))
+		}
+		return list
+	}
+	slices := []any{}
+	for i := range 12 {
+		slices = append(slices, slice(fmt.Sprintf("s%d", i), "web", "10.0.1.7"))
+	}
+	for _, test := range []struct {
+		name          string
+		before, after []any
+		want          string
+	}{
+		{"less than half", services(0, 20), services(9, 20), ""},
+		{"half", services(0, 20), services(10, 20), "gone Service: 10 of 20"},
+		{"all", services(0, 10), nil, "gone Service: 10 of 10"},
+		{"half of few", services(0, 9), nil, ""},
+		{"all, and others come", services(0, 10), services(10, 30), "gone Service: 10 of 10"},
+		{"slices", slices, slices[8:], "gone EndpointSlice: 8 of 12"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			sink := newRecorder()
+			s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
+			lab.Must(t, s.Replace(test.before, "1"))
+			lab.Must(t, s.Replace(test.after, "2"))
+			var told []string
+			for _, call := range sink.take() {
+				if strings.HasPrefix(call, "gone ") {
+					told = append(told, call)
+				}
+			}
+			if got := strings.Join(told, ", "); got != test.want {
+				t.Errorf("told %q, want %q", got, test.want)
+			}
+			if got := len(sink.names()); got != len(test.after) {
+				t.Errorf("%d objects are in force, want %d", got, len(test.after))
+			}
+		})
+	}
+}
+
 // A prefix that two ServiceCIDRs name stays until both are gone.
 func TestStoreServiceCIDRs(t *testing.T) {
 	sink := newRecorder()
@@ -168,6 +214,7 @@ func (nowhere) DeleteService(lb.ServiceName)                 {}
 func (nowhere) SetSlice(Slice, []lb.Problem)                 {}
 func (nowhere) DeleteSlice(lb.SliceName)                     {}
 func (nowhere) SetNode(Node, []lb.Problem)                   {}
+func (nowhere) ReportGone(string, int, int)                  {}
 func (nowhere) SetDialed(netip.AddrPort)                     {}
 func (nowhere) SetServiceCIDRs([]netip.Prefix, []lb.Problem) {}
 func (nowhere) SetPod(Pod, []lb.Problem)                     {}

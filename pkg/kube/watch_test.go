@@ -103,14 +103,15 @@ func TestWatchRequests(t *testing.T) {
 }
 
 // The list that follows 410 Gone shows the objects that were deleted while the API server
-// could not be watched.
+// could not be watched. The Node stays as it was: an API server that lists none must not make all nodes leave their
+// load balancers.
 func TestWatchOutage(t *testing.T) {
 	for _, test := range allWays {
 		t.Run(test.name, func(t *testing.T) {
 			api, sink := newFakeAPI(t), newRecorder()
 			api.streams, api.protobuf = test.streams, test.protobuf
 			api.set(service("stays", "10.96.0.1"), service("goes", "10.96.0.2"), slice("goes-1", "goes", "10.0.1.7"))
-			api.set(node("node1", ""), cidr("10.96.0.0/16"))
+			api.set(node("node1", "z1"), cidr("10.96.0.0/16"))
 			mustClose(t, "Synced", mustWatch(t, api.config(t, sink)).Synced())
 			mustHave(t, sink, "Service default/stays", "Service default/goes", "EndpointSlice default/goes-1", "Node node1", "ServiceCIDRs")
 
@@ -122,8 +123,15 @@ func TestWatchOutage(t *testing.T) {
 				api.set(service("new", "10.96.0.3"))
 			})
 			mustHave(t, sink, "Service default/stays", "Service default/new", "Node node1", "ServiceCIDRs")
-			mustBecome(t, sink, "Node node1", `exists=false zone="" []`)
 			mustBecome(t, sink, "ServiceCIDRs", "[]")
+			mustReport(t, sink, "Node node1", true)
+			mustBecome(t, sink, "Node node1", `exists=true zone="z1" []`)
+
+			// It is listed again, and then a watch shows that it is deleted.
+			api.set(node("node1", "z2"))
+			mustBecome(t, sink, "Node node1", `exists=true zone="z2" []`)
+			api.delete(node("node1", "z2"))
+			mustBecome(t, sink, "Node node1", `exists=false zone="" []`)
 		})
 	}
 }

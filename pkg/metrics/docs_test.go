@@ -48,7 +48,7 @@ func groups() []group {
 			title: "The agent",
 			about: "A scrape asks the goroutine that programs Services for a few numbers. While it is busy for more than a second, " +
 				"a scrape shows its last answer. Impaired Services are determined every 5 seconds.",
-			metrics: []*metric{buildInfo, synced, knownServices, problems, nodeProblems, impaired, logLost, silence},
+			metrics: []*metric{buildInfo, synced, knownServices, problems, nodeProblems, impaired, logLost, silence, gone},
 		},
 		{
 			title: "Maps",

@@ -52,6 +52,10 @@ func (s *Sync) make() {
 		"How long the search for UDP flows of backends or frontends that are gone took.", roundBuckets)
 	s.cleaned = s.counters("conntrack_reconciler_deleted_entries_total",
 		"UDP flows that were ended because their backend or frontend was gone.", byFamily...)
+	s.gone = added(s, prometheus.NewCounterVec(prometheus.CounterOpts{Name: gone.name, Help: gone.help}, gone.labels))
+	for _, kind := range []string{"Service", "EndpointSlice"} {
+		s.gone.WithLabelValues(kind) // so that the first increase is one
+	}
 	s.mended = added(s, prometheus.NewCounterVec(prometheus.CounterOpts{Name: mapMended.name, Help: mapMended.help}, mapMended.labels))
 	s.sockets = added(s, prometheus.NewCounter(prometheus.CounterOpts{Name: socketsEnded.name, Help: socketsEnded.help}))
 }

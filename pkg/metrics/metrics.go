@@ -136,6 +136,8 @@ var (
 		"Lines of the agent's log that are lost, because they were not read in time or could not be written. The agent does not wait for that.")
 	silence = newMetric("watch_last_event_seconds", gaugeKind,
 		"Seconds since the watch of a resource last had an event, a bookmark, or the answer to a ping of its connection to the API server.", "resource")
+	gone = newMetric("objects_gone_total", counterKind,
+		"Objects that the API server did not list any more, where at least half of a kind went in one list.", "kind")
 	mapEntries = newMetric("map_entries", gaugeKind,
 		"Entries of a map. Those that only programs write are counted once in a minute at most.", "map")
 	mapCapacity = newMetric("map_capacity", gaugeKind,

@@ -39,6 +39,7 @@ func exposition(t *testing.T) []byte {
 	s.Probed("/livez", 503)
 	s.Cleaned(s.now, flow.Ended{IPv4: 1, IPv6: 1})
 	s.Mended(maps.NameSlots)
+	s.Gone("Service", 12)
 	s.SocketsEnded(2)
 
 	w := newWorld()

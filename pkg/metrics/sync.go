@@ -78,6 +78,7 @@ type Sync struct {
 	noLocal                 *prometheus.GaugeVec
 	cleanUps                *prometheus.HistogramVec
 	cleaned                 *prometheus.CounterVec
+	gone                    *prometheus.CounterVec
 	mended                  *prometheus.CounterVec
 	sockets                 prometheus.Counter
 
@@ -218,6 +219,9 @@ func (s *Sync) Cleaned(begin time.Time, ended flow.Ended) {
 		s.cleaned.WithLabelValues(lb.IPv6.String()).Add(float64(ended.IPv6))
 	}
 }
+
+// Gone reports that a list lacked many objects of a kind.
+func (s *Sync) Gone(kind string, objects int) { s.gone.WithLabelValues(kind).Add(float64(objects)) }
 
 // Mended reports that an entry of a map was not as written, and was repaired.
 func (s *Sync) Mended(table string) { s.mended.WithLabelValues(table).Inc() }

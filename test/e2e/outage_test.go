@@ -1,9 +1,13 @@
 package e2e
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/test/cluster"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/scene"
@@ -33,14 +37,25 @@ func TestAPIServerRestart(t *testing.T) {
 
 // The agent is cut off from the API server for so long that it cannot go on
 // where it was. What it had programmed stays in force. When the API server is back, it
-// finds out what it has missed: endpoints and a Service that are gone.
+// finds out what it has missed: endpoints and Services that are gone, and so many that it is told. The Node is gone, too,
+// but load balancers keep the node: an API server that lists no Nodes would end all of them at once.
 //
 //	pod ────── web:80 ─┬─ pod-1-0, goes meanwhile
 //	                   └─ pod-2-0
 //	           gone:80 ── pod-1-0, goes meanwhile
+//	           spare-0 to spare-9, go meanwhile
 func TestCutOff(t *testing.T) {
 	s := mustTestbed(t)
-	leaves, stays := s.Local()[0], s.Remote()[0]
+	sluice.MustRestart(t, s.Agent, "--healthz-bind-address=0.0.0.0:10256")
+	self, leaves, stays := s.Lab.Nodes[0], s.Local()[0], s.Remote()[0]
+	mustBeEligible := func(code int, eligible string) {
+		t.Helper()
+		mustAnswer(t, of(s.Node), "127.0.0.1:10256", "/healthz", code, `"nodeEligible":`+eligible, `"healthy":true`)
+	}
+	const spares = 10
+	for i := range spares {
+		s.CreateService(t, fmt.Sprintf("spare-%d", i))
+	}
 	s.SetEndpoints(t, "web", scene.ReadyAll(leaves, stays)...)
 	s.SetEndpoints(t, "gone", scene.ReadyAll(leaves)...)
 	web := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
@@ -54,6 +69,10 @@ func TestCutOff(t *testing.T) {
 	s.SetEndpoints(t, "web", scene.ReadyAll(stays)...)
 	s.DeleteSlice(t, "gone-v4")
 	s.DeleteService(t, "gone")
+	for i := range spares {
+		s.DeleteService(t, fmt.Sprintf("spare-%d", i))
+	}
+	s.deleteNode(t, self)
 	// A new API server does not have the history of the old one.
 	cluster.Shared(t).StopAPIServer(t)
 	cluster.Shared(t).StartAPIServer(t)
@@ -69,6 +88,23 @@ func TestCutOff(t *testing.T) {
 	lab.Eventually(t, "the deleted Service leaves no trace in the maps", func() bool {
 		return !mentions(mustDump(t, pinned), s.Namespace+"/gone") && len(backendIDs(t, pinned, leaves)) == 0
 	})
+	s.mustMeasure(t, `sluice_objects_gone_total{kind="Service"}`, spares+1)
+	lab.Eventually(t, "the agent says that its Node is not listed", func() bool {
+		status, err := s.Agent.Status()
+		return err == nil && slices.ContainsFunc(status.Problems, func(p lb.Problem) bool {
+			return p.Object == "Node "+s.NodeName(self) && strings.Contains(p.Message, "does not list it")
+		})
+	})
+	mustBeEligible(200, "true")
+
+	// A Node whose deletion is seen takes the node out of load balancers.
+	s.CreateNode(t, self)
+	lab.Eventually(t, "all is well", func() bool {
+		status, err := s.Agent.Status()
+		return err == nil && status.Well()
+	})
+	s.deleteNode(t, self)
+	mustBeEligible(503, "false")
 }
 
 // mustReachAfterOutage is [scene.MustReach] with a longer timeout: an agent does not ask
