@@ -368,7 +368,7 @@ func newMonitors(cfg Config, dp *datapath.Datapath, lock *datapath.MapsLock, p p
 		Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.devices = datapath.NewDeviceMonitor(dp, datapath.DeviceMonitorConfig{
-		Attached: m.hooks.Attached(), Interval: cfg.VerifyInterval, FailFast: cfg.FailFast,
+		HooksTried: m.hooks.Tried(), Interval: cfg.VerifyInterval, FailFast: cfg.FailFast,
 		UplinksAttached: p.proxy.Attached, Record: p.events.Datapath, Log: cfg.Log,
 	})
 	m.flows, err = flow.NewMonitor(flow.MonitorConfig{

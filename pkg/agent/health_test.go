@@ -116,6 +116,9 @@ func TestNothingCanBeProgrammed(t *testing.T) {
 	p.mustPass(t, false)
 	mustChange(t, p, func(*model) {}) // nothing that is written
 	p.mustPass(t, false)
+	if code := p.livez(); code != http.StatusOK {
+		t.Errorf("/livez is %d: the kubelet restarts the agent, which does not mend a map", code)
+	}
 	p.broken.Store(false)
 	sinkOf(p.agent).DeleteService(web().Name)
 	p.mustPass(t, true)
@@ -148,21 +151,30 @@ func TestHangingLoop(t *testing.T) {
 		t.Error("unhealthy at once")
 	}
 	p.passed.Add(int64(2 * time.Minute))
-	w := httptest.NewRecorder()
-	health.Handler(health.Config{Proxy: p.proxy, Eligible: p.model.eligible.Load, Ready: func() []string { return nil }}).
-		ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/livez", nil))
-	if w.Code != http.StatusServiceUnavailable {
-		t.Errorf("/livez is %d: %s", w.Code, w.Body)
+	if code := p.livez(); code != http.StatusServiceUnavailable {
+		t.Errorf("/livez is %d", code)
 	}
 	close(release)
 	p.mustPass(t, true)
 }
 
-// Hooks without effect make the node unhealthy, once they have been for long.
+// livez returns the code of an answer at /livez.
+func (p *loopScene) livez() int {
+	w := httptest.NewRecorder()
+	health.Handler(health.Config{Proxy: p.proxy, Eligible: p.model.eligible.Load, Ready: func() []string { return nil }}).
+		ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/livez", nil))
+
+	return w.Code
+}
+
+// Hooks without effect make the node unhealthy, once they have been for long. A restart would not help.
 func TestHooksWithoutEffect(t *testing.T) {
 	p := mustRunLoop(t)
 	p.proxy.Effective(false)
 	p.mustPass(t, false)
+	if code := p.livez(); code != http.StatusOK {
+		t.Errorf("/livez is %d", code)
+	}
 	p.proxy.Effective(true)
 	p.mustPass(t, true)
 }

@@ -310,6 +310,7 @@ func (a *agent) reportApplied() {
 				a.cfg.Log.Error("nothing can be programmed; trying again", "error", err)
 			}
 			a.unwritable = err
+			a.proxy.NotApplied()
 
 			return
 		}

@@ -95,7 +95,7 @@ func (d *Datapath) Attachment() Attachment {
 // what another program has detached. It must not be called by two goroutines at the
 // same time.
 //
-// It returns the errors of devices by their index, and any other error. It is not an
+// It returns the errors of devices by their index, nil if nothing was tried, and any other error. It is not an
 // error that a device is gone. After an error, AttachDevices can be called again.
 func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	qdiscs, err := listQdiscs()

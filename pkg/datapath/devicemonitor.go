@@ -24,6 +24,7 @@ type DeviceMonitor struct {
 	cfg      DeviceMonitorConfig
 	changed  chan struct{}
 	ports    *node.MasqueradePorts // nil: not known yet
+	uplinks  bool                  // attached, when it was last tried
 
 	mu        sync.Mutex
 	inForce   *node.MasqueradePorts // of the programs that are attached; nil: not known yet
@@ -38,14 +39,14 @@ type DeviceMonitor struct {
 
 // DeviceMonitorConfig configures a [DeviceMonitor].
 type DeviceMonitorConfig struct {
-	// Attached is closed when the programs of hooks are attached. Those of devices
-	// are attached after them.
-	Attached <-chan struct{}
+	// HooksTried is closed when the programs of hooks are attached, or cannot be. Those of devices are attached
+	// after them if they can: clients outside need no hook.
+	HooksTried <-chan struct{}
 	// Interval is the time between checks.
 	Interval time.Duration
 	// FailFast ends Run with an error if the first try does not attach all.
 	FailFast bool
-	// UplinksAttached is called after each try with whether all uplinks are attached.
+	// UplinksAttached is called after each try with whether all uplinks are attached, as far as is known.
 	UplinksAttached func(bool)
 	// Record is called with each change that operators should see.
 	Record func(Event)
@@ -65,7 +66,7 @@ func NewDeviceMonitor(d *Datapath, cfg DeviceMonitorConfig) *DeviceMonitor {
 	return &DeviceMonitor{datapath: d, cfg: cfg, changed: make(chan struct{}, 1)}
 }
 
-// Run attaches programs once [DeviceMonitorConfig.Attached] is closed, after each change, and at each interval,
+// Run attaches programs once [DeviceMonitorConfig.HooksTried] is closed, after each change, and at each interval,
 // because another program may have detached them. It starts to load them before.
 func (m *DeviceMonitor) Run(ctx context.Context) error {
 	for waiting := true; waiting; {
@@ -76,7 +77,7 @@ func (m *DeviceMonitor) Run(ctx context.Context) error {
 			// attach tries both again, and logs.
 			_ = m.followPorts(m.datapath.SetMasqueradePorts)
 			_ = m.datapath.LoadDevices(devicesOf(m.decided()))
-		case <-m.cfg.Attached:
+		case <-m.cfg.HooksTried:
 			waiting = false
 		}
 	}
@@ -246,10 +247,12 @@ func (m *DeviceMonitor) attach() bool {
 	}
 	m.failed, m.leftOut, m.attached, m.replaced = failed, leftOut, m.attached || ok, m.replaced || err == nil
 	m.mu.Unlock()
-	// Devices of pods do not count: they may be about to go, and concern that pod only.
-	m.cfg.UplinksAttached(err == nil && !slices.ContainsFunc(devices, func(d Device) bool {
-		return d.Class == maps.DeviceUplink && failed[d.Index] != ""
-	}))
+	// Devices of pods do not count: they may be about to go, and concern that pod only. Nor do other failures: what is
+	// attached stays then.
+	if errs != nil {
+		m.uplinks = !slices.ContainsFunc(devices, func(d Device) bool { return d.Class == maps.DeviceUplink && errs[d.Index] != nil })
+	}
+	m.cfg.UplinksAttached(m.uplinks)
 	if first {
 		if err := m.datapath.DevicesNotKept(); err != nil {
 			m.cfg.Log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)

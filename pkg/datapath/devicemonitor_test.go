@@ -336,7 +336,7 @@ func TestNeighboursBehindABridgeAreConfirmed(t *testing.T) {
 	port, bridge := p.indexOf("port0"), p.indexOf("br0")
 	p.count(Device{Index: port, Class: maps.DevicePods, BridgePort: true})
 	m := NewDeviceMonitor(p.Datapath, DeviceMonitorConfig{
-		Attached: closedChannel(), Interval: 50 * time.Millisecond,
+		HooksTried: closedChannel(), Interval: 50 * time.Millisecond,
 		UplinksAttached: func(bool) {}, Record: func(Event) {}, Log: slog.New(slog.DiscardHandler),
 	})
 	m.Set([]node.Decision{{Device: node.Device{Index: port, Name: "port0", LinkLayer: node.LinkEthernet}, Class: node.ClassPods, Bridge: bridge}})

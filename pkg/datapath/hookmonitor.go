@@ -38,7 +38,7 @@ type Event struct {
 type HookMonitor struct {
 	datapath *Datapath
 	cfg      HookMonitorConfig
-	attached chan struct{}
+	tried    chan struct{}
 	orphan   chan struct{}
 
 	mu        sync.Mutex
@@ -82,12 +82,12 @@ var errNotChecked = errors.New("not checked yet")
 // NewHookMonitor returns a monitor of hooks that are not checked yet.
 func NewHookMonitor(d *Datapath, cfg HookMonitorConfig) *HookMonitor {
 	return &HookMonitor{
-		datapath: d, cfg: cfg, attached: make(chan struct{}), orphan: make(chan struct{}, 1), effective: errNotChecked,
+		datapath: d, cfg: cfg, tried: make(chan struct{}), orphan: make(chan struct{}, 1), effective: errNotChecked,
 	}
 }
 
-// Attached returns a channel that is closed when programs are attached.
-func (m *HookMonitor) Attached() <-chan struct{} { return m.attached }
+// Tried returns a channel that is closed when programs are attached, or cannot be: it is tried again.
+func (m *HookMonitor) Tried() <-chan struct{} { return m.tried }
 
 // FindOrphans starts a search for the UDP sockets of backends that Services have left, and does not
 // wait for it.
@@ -196,13 +196,16 @@ func (m *HookMonitor) attachFirst(ctx context.Context) error {
 		case <-m.cfg.Synced:
 		}
 	}
-	for {
+	for tries := 0; ; tries++ {
 		err := m.datapath.Attach()
+		if err != nil && m.cfg.FailFast {
+			return err
+		}
+		if tries == 0 {
+			close(m.tried)
+		}
 		if err == nil {
 			break
-		}
-		if m.cfg.FailFast {
-			return err
 		}
 		m.cfg.Log.Error("not attached; trying again", "error", err)
 		m.setEffective(err)
@@ -215,7 +218,6 @@ func (m *HookMonitor) attachFirst(ctx context.Context) error {
 	if err := m.datapath.NotKept(); err != nil {
 		m.cfg.Log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)
 	}
-	close(m.attached)
 	m.cfg.Log.Info("attached", "version", m.cfg.Version, "cgroup", m.datapath.cfg.CgroupRoot,
 		"pins", m.datapath.cfg.BPFRoot, "kernel", m.datapath.features)
 

@@ -96,7 +96,7 @@ func TestHooksWaitForServices(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- m.attachFirst(t.Context()) }()
 	select {
-	case <-m.Attached():
+	case <-m.Tried():
 		t.Fatal("programs are attached before the maps have every Service")
 	case err := <-ended:
 		t.Fatalf("it ends before it has attached: %v", err)
@@ -107,7 +107,7 @@ func TestHooksWaitForServices(t *testing.T) {
 	}
 	close(synced)
 	lab.Must(t, <-ended)
-	<-m.Attached()
+	<-m.Tried()
 	if others, err := next.OtherMapsInUse(); err != nil || others {
 		t.Errorf("programs on other maps are at work: %t, %v, want false", others, err)
 	}

@@ -44,6 +44,12 @@ func TestHealthz(t *testing.T) {
 			livezBody: `{"lastUpdated":"2026-03-01T12:01:00Z","currentTime":"2026-03-01T12:01:00Z","healthy":true,` +
 				`"status":{"IPv4":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":true},"IPv6":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":true}}}`,
 		}, {
+			name: "out of load balancers, but alive, when programs have no effect", life: "STA-..", eligible: true, healthz: 503, livez: 200,
+			healthzBody: `{"lastUpdated":"2026-03-01T12:00:00Z","currentTime":"2026-03-01T12:01:00Z","nodeEligible":true,"healthy":false,` +
+				`"status":{"IPv4":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":false},"IPv6":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":false}}}`,
+			livezBody: `{"lastUpdated":"2026-03-01T12:01:00Z","currentTime":"2026-03-01T12:01:00Z","healthy":true,` +
+				`"status":{"IPv4":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":true},"IPv6":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":true}}}`,
+		}, {
 			name: "unhealthy, with the true last update", life: "STA.Q..", eligible: true, healthz: 503, livez: 503,
 			healthzBody: `{"lastUpdated":"2026-03-01T12:00:00Z","currentTime":"2026-03-01T12:01:30Z","nodeEligible":true,"healthy":false,` +
 				`"status":{"IPv4":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":false},"IPv6":{"lastUpdated":"2026-03-01T12:00:00Z","healthy":false}}}`,

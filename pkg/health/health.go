@@ -40,6 +40,7 @@ type Proxy struct {
 	// Each of these is the time since which it is so, zero if it is not.
 	queued      time.Time // a change waits to be taken
 	taken       time.Time // a change was taken and is not in force
+	working     time.Time // the goroutine that takes changes is at work
 	ineffective time.Time // programs are without effect
 	detached    time.Time // programs are not attached where packets from outside arrive
 }
@@ -77,7 +78,8 @@ func (p *Proxy) Queued() {
 func (p *Proxy) Taken() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.taken = earliest(earliest(p.taken, p.queued), p.cfg.Now())
+	p.working = earliest(earliest(p.working, p.queued), p.cfg.Now())
+	p.taken = earliest(p.taken, p.working)
 	p.queued = time.Time{}
 }
 
@@ -88,7 +90,14 @@ func (p *Proxy) Applied() {
 	defer p.mu.Unlock()
 	p.updated = p.cfg.Now()
 	p.applied = true
-	p.taken = time.Time{}
+	p.taken, p.working = time.Time{}, time.Time{}
+}
+
+// NotApplied reports that changes that were taken cannot be put into force now, and will be tried again.
+func (p *Proxy) NotApplied() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.working = time.Time{}
 }
 
 // Effective reports whether programs take effect.
@@ -117,20 +126,25 @@ func (p *Proxy) Healthy() bool {
 }
 
 func (p *Proxy) healthy(now time.Time) bool {
-	if !p.applied {
-		return true
-	}
-	since := earliest(earliest(p.queued, p.taken), earliest(p.ineffective, p.detached))
-
-	return since.IsZero() || now.Sub(since) < p.cfg.Timeout
+	return p.alive(now) && p.inTime(now, earliest(p.taken, earliest(p.ineffective, p.detached)))
 }
 
-// report returns the current state.
-func (p *Proxy) report() report {
+// alive reports whether changes are taken in time. If they are not, the goroutine that takes them hangs, which a
+// restart mends. It does not mend what else may be wrong: a map that cannot be written, or a device to which nothing can
+// be attached.
+func (p *Proxy) alive(now time.Time) bool { return p.inTime(now, earliest(p.queued, p.working)) }
+
+// inTime reports whether what has been so since then, zero if it is not, has not been for too long.
+func (p *Proxy) inTime(now, since time.Time) bool {
+	return !p.applied || since.IsZero() || now.Sub(since) < p.cfg.Timeout
+}
+
+// report returns the current state, by healthy or alive.
+func (p *Proxy) report(well func(now time.Time) bool) report {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.cfg.Now()
-	r := report{LastUpdated: p.updated, CurrentTime: now, Healthy: p.healthy(now)}
+	r := report{LastUpdated: p.updated, CurrentTime: now, Healthy: well(now)}
 	if p.updated.IsZero() {
 		return r
 	}
@@ -180,18 +194,19 @@ type familyReport struct {
 // Handler answers at /healthz, /livez and /readyz, whatever the method. Anything
 // else is not found.
 //
-// The kubelet should ask for /livez: a node that is about to go is no reason to
-// restart its proxy. Load balancers ask for /healthz.
+// The kubelet should ask for /livez, which fails only if a restart may help: the goroutine that takes changes
+// hangs. Load balancers ask for /healthz, which fails also while changes cannot be put into force, programs have no effect,
+// or the node is about to go.
 func Handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
-		r := cfg.Proxy.report()
+		r := cfg.Proxy.report(cfg.Proxy.healthy)
 		eligible := cfg.Eligible()
 		r.NodeEligible = &eligible
 		cfg.answer(w, "/healthz", r, r.Healthy && eligible)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
-		r := cfg.Proxy.report()
+		r := cfg.Proxy.report(cfg.Proxy.alive)
 		cfg.answer(w, "/livez", r, r.Healthy)
 	})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {

@@ -25,7 +25,7 @@ func newTestProxy() (*Proxy, *fakeClock) {
 
 // What happens to a proxy, one letter each:
 //
-//	S started  Q queued  T taken up  A applied  + effective  - without effect
+//	S started  Q queued  T taken up  A applied  F cannot be applied  + effective  - without effect
 //	U attached to uplinks  D not so  . half a minute passes
 func live(p *Proxy, clock *fakeClock, life string) {
 	for _, event := range life {
@@ -38,6 +38,8 @@ func live(p *Proxy, clock *fakeClock, life string) {
 			p.Taken()
 		case 'A':
 			p.Applied()
+		case 'F':
+			p.NotApplied()
 		case '+':
 			p.Effective(true)
 		case '-':
@@ -60,6 +62,8 @@ func TestHealthy(t *testing.T) {
 		life    string
 		healthy bool
 	}{
+		{"unhealthy when nothing can be applied", "STAQTF..", false},
+		{"healthy when it can be applied after all", "STAQTF.TF.TA", true},
 		{"healthy before it starts", "", true},
 		{"healthy while it starts, however long that takes", "SQT....Q....", true},
 		{"healthy when an uplink was out of reach for less than a minute", "SQTAD.DU.", true},
@@ -93,6 +97,35 @@ func TestHealthy(t *testing.T) {
 			live(p, clock, test.life)
 			if healthy := p.Healthy(); healthy != test.healthy {
 				t.Errorf("healthy is %t, want %t", healthy, test.healthy)
+			}
+		})
+	}
+}
+
+// A restart mends a loop that hangs, and nothing else.
+func TestAlive(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		life  string
+		alive bool
+	}{
+		{"alive before it starts", "", true},
+		{"alive while it starts", "SQT....Q....", true},
+		{"alive with nothing to do", "STA....", true},
+		{"alive without effect", "STA-....", true},
+		{"alive with an uplink out of reach", "STAD....", true},
+		{"alive when nothing can be applied", "STAQTF.TF.TF.QTF.", true},
+		{"not alive with a change that is not taken", "STAQ..", false},
+		{"not alive with a change whose work does not end", "STAQT..", false},
+		{"not alive by the oldest change", "STAQT.Q.T.", false},
+		{"not alive with work that does not end, after some that failed", "STAQTF...QT..", false},
+		{"alive again when the work has ended", "STAQT...F", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p, clock := newTestProxy()
+			live(p, clock, test.life)
+			if alive := p.report(p.alive).Healthy; alive != test.alive {
+				t.Errorf("alive is %t, want %t", alive, test.alive)
 			}
 		})
 	}

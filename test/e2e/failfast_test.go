@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/test/lab"
+	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
@@ -96,6 +97,44 @@ func TestFailFast(t *testing.T) {
 			}
 			remove()
 			sluice.MustWait(t, node)
+		})
+	}
+}
+
+// What keeps an agent from attaching everything is no reason to restart it, which would not help: /livez stays green. The
+// node is not ready, and load balancers leave it after twice the sync period. What needs nothing of what is in the way
+// works: node ports are translated at devices, whatever hooks are.
+//
+//	outside ── node port ── pod-1-0
+func TestObstaclesEndNothingElse(t *testing.T) {
+	for _, obstacle := range obstacles {
+		t.Run("it lives with "+obstacle.name, func(t *testing.T) {
+			s := mustTestbed(t)
+			server, self := s.Local()[0], s.Lab.Nodes[0]
+			s.SetEndpoints(t, "web", scene.ReadyAll(server)...)
+			nodePort := scene.At(self.IPv4.String(), s.CreateService(t, "web", scene.NodePort).Spec.Ports[0].NodePort)
+			outside := scene.MustClientIn(t, "outside", s.Lab.Nodes[1].Namespace, nil)
+			scene.MustReach(t, outside.To("tcp", nodePort), server.Name)
+			lab.Must(t, s.Agent.Stop())
+			_, err := s.Agent.Run("cleanup")
+			lab.Must(t, err)
+			scene.MustFail(t, outside.To("tcp", nodePort), scene.Rejected)
+
+			remove := obstacle.put(t, self.Namespace, s.Cgroup)
+			s.Agent.SetArgs(append([]string{"--proxy-mode=iptables", "--iptables-sync-period=1s", "--healthz-bind-address=127.0.0.1:10256"}, obstacle.args...)...)
+			begin := time.Now()
+			lab.Must(t, s.Agent.Start())
+			scene.MustReach(t, outside.To("tcp", nodePort), server.Name)
+			t.Logf("the node port answers %v after the start", time.Since(begin))
+			mustAnswer(t, of(s.Node), "127.0.0.1:10256", "/healthz", 503, `"healthy":false`)
+			for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(500 * time.Millisecond) {
+				mustAnswer(t, of(s.Node), "127.0.0.1:10256", "/livez", 200, `"healthy":true`)
+				mustAnswer(t, of(s.Node), "127.0.0.1:10256", "/readyz", 503, `"ready":false`)
+			}
+			remove()
+			sluice.MustWait(t, s.Agent)
+			mustAnswer(t, of(s.Node), "127.0.0.1:10256", "/healthz", 200)
+			mustAnswer(t, of(s.Node), "127.0.0.1:10256", "/readyz", 200)
 		})
 	}
 }

@@ -105,6 +105,8 @@ func TestCutOff(t *testing.T) {
 	})
 	s.deleteNode(t, self)
 	mustBeEligible(503, "false")
+	s.CreateNode(t, self)
+	mustBeEligible(200, "true")
 }
 
 // mustReachAfterOutage is [scene.MustReach] with a longer timeout: an agent does not ask
