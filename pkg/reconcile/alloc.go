@@ -76,6 +76,14 @@ func (p *places) give(given ...uint32) {
 	}
 }
 
+// reclaim allocates the free place of an id again, for the same id.
+func (p *places) reclaim(id uint32) {
+	place := maps.Index(id)
+	p.free = slices.DeleteFunc(p.free, func(free uint32) bool { return free == place })
+	p.used++
+	p.setGeneration(place, uint8(maps.Generation(id)))
+}
+
 // adopt allocates all places below end, and returns those that are not in use: the caller gives
 // them back when programs cannot read them any more.
 func (p *places) adopt(end int, inUse func(place uint32) bool) []uint32 {

@@ -396,8 +396,8 @@ func (g *checker) err() error {
 	return err
 }
 
-// changeLoads begins and ends connections: none begin to a backend that is gone, and a new one has
-// none yet.
+// changeLoads begins and ends connections: none begin to a backend that is gone, a new one has none yet,
+// and one that comes back has its own.
 func (o *history) changeLoads() {
 	loads := o.checker.Loads
 	for place := range uint32(o.checker.Tables.Backends.Len()) {

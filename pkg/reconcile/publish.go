@@ -236,16 +236,13 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
 
 		return r.backends.put(maps.Index(b.id), v)
 	}
-	place, err := r.backendPlaces.take()
+	key := backendKey{p.id, b.endpoint}
+	id, err := r.takeBackend(key)
 	if err != nil {
 		return err
 	}
-	id := r.backendPlaces.id(place)
-	if err = r.backendPlaces.note(r.loads.Begin(place)); err == nil {
-		err = r.backends.put(place, maps.BackendOf(id, p.id, b.addrPort(), b.flags))
-	}
-	if err != nil {
-		r.backendPlaces.untake(place)
+	if err := r.backends.put(maps.Index(id), maps.BackendOf(id, p.id, b.addrPort(), b.flags)); err != nil {
+		r.freeBackend(key, id)
 
 		return err
 	}

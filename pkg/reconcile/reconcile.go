@@ -87,6 +87,7 @@ type Reconciler struct {
 	backendPlaces  places
 	portPlaces     places
 	spans          spans
+	departed       departed
 
 	services  map[lb.ServiceName]*service
 	claims    lb.Claims[maps.FrontendKey]
@@ -126,6 +127,7 @@ func New(cfg Config) (*Reconciler, error) {
 		optedOut:     newWhole(newMirror(t.OptedOut, m, optedOutText)),
 		loads:        t.Loads,
 		counts:       t.Counts,
+		departed:     newDeparted(),
 		services:     make(map[lb.ServiceName]*service),
 		broken:       make(map[maps.FrontendKey]string),
 		waiting:      make(map[*service]struct{}),

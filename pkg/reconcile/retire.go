@@ -257,8 +257,8 @@ func (r *Reconciler) sweepPort(p *port) (gone bool) {
 }
 
 // sweepBackends clears the ids of p's backends that are in no pool and not planned: a program that
-// remembers such an id finds that the backend is gone. Their places are free after a grace
-// period.
+// remembers such an id finds that the backend is gone, unless it comes back. Their places are free after a
+// grace period.
 func (r *Reconciler) sweepBackends(p *port) {
 	kept, rest := p.backends[:p.plannedBackends], p.backends[p.plannedBackends:]
 	defer func() { p.backends = append(kept, rest...) }()
@@ -288,14 +288,7 @@ func (r *Reconciler) sweepBackends(p *port) {
 		if p.mayBeUDP() {
 			r.gone.Backends = append(r.gone.Backends, GoneBackend{ServicePortID: p.id, BackendID: id, Addr: v.AddrPort()})
 		}
-		r.afterGrace(func() error { // the generation stays in the map, for the next agent
-			if err := r.backends.put(place, maps.Backend{Reserved: uint16(r.backendPlaces.generation(place)) + 1}); err != nil {
-				return err
-			}
-			r.backendPlaces.give(place)
-
-			return nil
-		})
+		r.freeBackend(backendKey{p.id, endpoint{v.Addr, maps.Port(v.Port)}}, id)
 	}
 }
 

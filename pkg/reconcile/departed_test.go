@@ -1,0 +1,62 @@
+package reconcile
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// An endpoint that comes back is the same backend: what counts for its id (connections, health, clients that
+// stay with it) is its own. One that was away for long, and has no connections, is another.
+func TestBackendComesBack(t *testing.T) {
+	const both, one = "10.96.0.10:80 -> 10.0.1.7:8080 10.0.2.7:8080", "10.96.0.10:80 -> 10.0.2.7:8080"
+	type step = []string
+	for _, test := range []struct {
+		name string
+		live int32 // connections that live meanwhile
+		away []step
+		same bool
+	}{
+		{"at once", 0, []step{{"want", one}, {"want", both}}, true},
+		{"after three seconds", 0, []step{{"want", one}, {"wait 3s"}, {"want", both}}, true},
+		{"after three seconds, with connections", 100, []step{{"want", one}, {"wait 3s"}, {"want", both}}, true},
+		{"after three seconds as the only one", 100, []step{{"want", "10.96.0.10:80 ->"}, {"wait 3s"}, {"want", both}}, true},
+		{"several times", 100, []step{{"want", one}, {"wait 3s"}, {"want", both}, {"want", one}, {"wait 3s"}, {"want", both}}, true},
+		{"after an hour", 0, []step{{"want", one}, {"wait 1s"}, {"wait 1h"}, {"want", both}}, false},
+		{"after an hour, with connections", 1, []step{{"want", one}, {"wait 1s"}, {"wait 1h"}, {"want", both}}, true},
+		{"as a backend of another Service", 100, []step{{"want", "service default/other\n" + both}, {"wait 3s"}}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := &script{t: t, tables: fakeTables(t, defaultCapacities), clock: newTestClock()}
+			s.restart()
+			backend := func() (uint32, maps.Backend) {
+				t.Helper()
+				for place, b := range s.tables.Backends.All() {
+					if b.Id != 0 && b.AddrPort() == netip.MustParseAddrPort("10.0.1.7:8080") {
+						return place, b
+					}
+				}
+				t.Fatal("it is not in the maps")
+
+				return 0, maps.Backend{}
+			}
+			s.step("want", both)
+			place, before := backend()
+			if err := s.tables.Loads.Put(place, maps.BackendLoad{Sockets: test.live}); err != nil {
+				t.Fatal(err)
+			}
+			for _, step := range test.away {
+				s.step(step[0], append(step, "")[1])
+			}
+			s.step("wait 1s", "")
+			_, after := backend()
+			if same := after.Id == before.Id; same != test.same {
+				t.Errorf("backend %d after %d, the same: %t, want %t", after.Id, before.Id, same, test.same)
+			}
+			if s.say("drift") != "" {
+				t.Errorf("drift: %s", s.say("drift"))
+			}
+		})
+	}
+}
