@@ -45,10 +45,15 @@ static __always_inline int finish(struct bpf_sock_addr *ctx, bool v6, bool conne
 				  enum reason why)
 {
 	int err = errno_of(why);
+	struct addr original_dst;
 
-	count(why);
-	if (!err)
+	if (!err) {
+		count(why);
 		return 1;
+	}
+	original_dst = hook_addr(ctx, v6);
+	if (!is_probe(&original_dst))
+		count(why);
 	if (config_has_set_retval) {
 		bpf_set_retval(-err);
 		return 0;
@@ -135,7 +140,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 		why = pick_for_socket(ctx, v6, true, &pool, &original_dst, netns, now, &be);
 	if (is_refusal(why) && ctx->protocol == IPPROTO_UDP)
 		return REASON_PASS_DISABLED;
-	if (pool.service_port_id)
+	if (pool.service_port_id && !(is_refusal(why) && is_probe(&original_dst.addr)))
 		count_new(pool.service_port_id, why);
 	report(ctx, v6, why, pool.service_port_id, be);
 	if (why || !be)

@@ -17,6 +17,7 @@ func TestVerify(t *testing.T) {
 		if err := Verify(t.Context(), w.cfg.CgroupRoot); err != nil {
 			t.Error(err)
 		}
+		w.mustCountNothing(t)
 	})
 	t.Run("too slow when it does not end in time", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -67,5 +68,22 @@ func TestVerifyOldKernels(t *testing.T) {
 	w.add(t, service{proto: "tcp", at: []string{ProbeAddr.String()}})
 	if err := Verify(t.Context(), w.cfg.CgroupRoot); err != nil {
 		t.Error(err)
+	}
+	w.mustCountNothing(t)
+}
+
+// mustCountNothing fails the test if programs have counted a refusal: there was none but that of the trial.
+func (w *world) mustCountNothing(t *testing.T) {
+	t.Helper()
+	counts, err := w.Maps().ReasonCounts()
+	lab.Must(t, err)
+	for reason, n := range counts {
+		if reason.Refuses() && n > 0 {
+			t.Errorf("%d are counted as %q", n, reason)
+		}
+	}
+	for count, err := range w.Maps().Stats.All() {
+		lab.Must(t, err)
+		t.Errorf("a service port has the count %+v", count)
 	}
 }
