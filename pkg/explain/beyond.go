@@ -49,23 +49,21 @@ func (i *inquiry) lookBeyond() error {
 		}
 		turned := e.Way != ""
 		way, why := i.findWay(e, leadsOut)
-		drops := netfilter.Drops
-		switch {
-		case way.Local:
-			drops = netfilter.InputDrops
-		case i.isHost:
-			drops = netfilter.OutputDrops
-		case why == "":
+		if why == "" && !way.Local && !i.isHost {
 			why = i.forwardingOff(e.Address.Addr().Is6())
 		}
 		if why != "" {
-			stopped++
 			i.beyond(why)
 		}
-		for _, rule := range drops {
-			if (!turned || way.Local) && isOfFamily(rule, e.Address.Addr()) && rule.Concerns(e.Address) {
-				i.beyond("a firewall may drop it: " + rule.String())
+		drops := why != ""
+		if !turned || way.Local {
+			for _, drop := range i.judge(&netfilter, e, way) {
+				drops = drops || drop.Sure
+				i.beyond(drop.String())
 			}
+		}
+		if drops {
+			stopped++
 		}
 	}
 	if looked == 0 {
@@ -76,6 +74,35 @@ func (i *inquiry) lookBeyond() error {
 	i.notLooked("what networks, NetworkPolicies and firewalls drop at the endpoint, its node, and between")
 
 	return nil
+}
+
+// judge returns what of this node's firewall drops the first packet to an endpoint, or may drop it, at the hooks that it
+// passes after Sluice has translated it.
+func (i *inquiry) judge(netfilter *node.Netfilter, e *Endpoint, way node.Way) []node.Drop {
+	p := node.Packet{Destination: e.Address, Protocol: uint8(i.Protocol), In: i.arrival.Stack, Out: way.Device}
+	// Behind a device, it may be masqueraded later than there.
+	if source, err := netip.ParseAddr(e.Client); err == nil && (i.isHost || source == i.question.From) {
+		p.Source = source
+	}
+	const loopback = "lo"
+	switch {
+	case i.isHost && way.Local:
+		p.In, p.Out = "", loopback
+		drops := netfilter.Judge(node.HookOutput, p)
+		p.In, p.Out = loopback, ""
+
+		return append(drops, netfilter.Judge(node.HookInput, p)...)
+	case way.Local:
+		p.Out = ""
+
+		return netfilter.Judge(node.HookInput, p)
+	case i.isHost:
+		p.In = ""
+
+		return netfilter.Judge(node.HookOutput, p)
+	}
+
+	return netfilter.Judge(node.HookForward, p)
 }
 
 // beyond adds what stops the connection, or may stop it, once.
@@ -184,14 +211,6 @@ func textOf(way node.Way) string {
 	}
 
 	return text
-}
-
-// isOfFamily reports whether a rule is in a table that packets to an address pass.
-func isOfFamily(rule node.NetfilterRule, to netip.Addr) bool {
-	v4Only := strings.HasPrefix(rule.Table, "nftables ip ") || strings.HasPrefix(rule.Table, "legacy iptables ")
-	v6Only := strings.HasPrefix(rule.Table, "nftables ip6 ") || strings.HasPrefix(rule.Table, "legacy ip6tables ")
-
-	return to.Is4() && !v6Only || to.Is6() && !v4Only
 }
 
 // conclude sets the answer.

@@ -23,10 +23,10 @@ type Netfilter struct {
 	// at a device, which is before netfilter sees the packet. Rules of kube-proxy and of CNIs that
 	// distinguish pods are not among them.
 	Rules []NetfilterRule
-	// Drops are the rules and policies by which a forwarded packet may be dropped or rejected,
-	// except rules that look at the state of its connection. InputDrops are those for packets to this node itself,
-	// OutputDrops those for what it sends.
-	Drops, InputDrops, OutputDrops []NetfilterRule
+	// Drops are the policies that drop every forwarded packet which no rule accepts.
+	Drops []NetfilterRule
+
+	filters []filter // see [Netfilter.Judge]
 }
 
 // NetfilterChain is the name of a chain.
@@ -98,13 +98,13 @@ func (m Match) within(outer Match) Match {
 	return m
 }
 
-// step is a rule of a chain, of either kind of tables.
+// step is a rule of a chain, of either kind of tables, or what a rule does for one element of its map of verdicts.
 type step struct {
 	Match
 	does string // a verb, or empty
 	jump string // the chain that it jumps to, or empty
-	// stateful is set if the rule looks at the state of the connection.
-	stateful bool
+	when []condition
+	then verdict
 }
 
 // ReadNetfilter reads the rules of the calling thread's network namespace. It creates no table and
@@ -128,34 +128,9 @@ func readNetfilter() (Netfilter, error) {
 	return found, nil
 }
 
-// dropsAt returns the list of what drops packets at a hook, nil if there is none.
-func (f *Netfilter) dropsAt(hook uint32) *[]NetfilterRule {
-	switch hook {
-	case unix.NF_INET_FORWARD:
-		return &f.Drops
-	case unix.NF_INET_LOCAL_IN:
-		return &f.InputDrops
-	case unix.NF_INET_LOCAL_OUT:
-		return &f.OutputDrops
-	}
-
-	return nil
-}
-
 // addChain adds the rules that concern Services, of a base chain and of those that it jumps to. Early is set if packets
-// pass the chain before kube-proxy would translate them. Drops receives what drops packets there, unless it is nil.
-func (f *Netfilter) addChain(base NetfilterChain, early bool, drops *[]NetfilterRule, stepsOf func(chain string) ([]step, error)) error {
-	if drops != nil {
-		if err := visit(base, Match{}, stepsOf, make(map[string]bool), func(at NetfilterChain, match Match, s step) bool {
-			if (s.does == "drops" || s.does == "rejects") && !s.stateful {
-				*drops = append(*drops, NetfilterRule{at, match, s.does})
-			}
-
-			return !s.stateful
-		}); err != nil {
-			return err
-		}
-	}
+// pass the chain before kube-proxy would translate them.
+func (f *Netfilter) addChain(base NetfilterChain, early bool, stepsOf func(chain string) ([]step, error)) error {
 	isOwn := func(chain string) bool {
 		return slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
 	}
@@ -198,16 +173,6 @@ func visit(at NetfilterChain, outer Match, stepsOf func(chain string) ([]step, e
 	return nil
 }
 
-// Concerns reports whether the rule may match a packet to this destination, by what is known of it.
-func (m Match) Concerns(to netip.AddrPort) bool {
-	if m.Destination.IsValid() && !m.Destination.Contains(to.Addr()) {
-		return false
-	}
-	within := func(r bpf.PortRange) bool { return r.Low <= to.Port() && to.Port() <= r.High }
-
-	return m.Ports == nil || slices.ContainsFunc(m.Ports, within)
-}
-
 // ownPrefixes begin the names of chains of kube-proxy and of CNIs, whose rules have checks of their own.
 var ownPrefixes = []string{"KUBE-", "cali-", "CILIUM_", "FLANNEL-", "CNI-"}
 
@@ -236,14 +201,16 @@ func (n nftables) survey(found *Netfilter) error {
 			continue
 		}
 		stepsOf := func(name string) ([]step, error) { return n.stepsOf(chain{c.family, c.table, name}) }
-		var drops *[]NetfilterRule
+		policy := step{then: verdictAccepts}
+		if c.policy != nfAccept {
+			policy = step{does: policyDrops, then: verdictDrops}
+		}
 		if isIP {
-			drops = found.dropsAt(c.hook)
+			if err := found.addFilter(c.hook, at, []step{policy}, stepsOf); err != nil {
+				return err
+			}
 		}
-		if drops != nil && c.policy != nfAccept {
-			*drops = append(*drops, NetfilterRule{at, Match{}, "by its policy drops"})
-		}
-		if err := found.addChain(at, early, drops, stepsOf); err != nil {
+		if err := found.addChain(at, early, stepsOf); err != nil {
 			return err
 		}
 	}
@@ -258,11 +225,11 @@ func (n nftables) stepsOf(c chain) ([]step, error) {
 		if err != nil {
 			return nil, err
 		}
-		s, err := n.stepOf(c, expressions)
+		of, err := n.stepsOfRule(c, expressions)
 		if err != nil {
 			return nil, err
 		}
-		steps = append(steps, s)
+		steps = append(steps, of...)
 	}
 
 	return steps, nil
@@ -271,15 +238,19 @@ func (n nftables) stepsOf(c chain) ([]step, error) {
 // field is what an expression has loaded into a register. The zero value is nothing that
 // concerns Services.
 type field struct {
+	quantity // of a packet, for conditions
+	mask     []byte
+
 	port, original bool
 	address        int // bytes of the destination address that are loaded; 0: none are
 	bits           int // that a mask has left of them
 	v6             bool
 }
 
-// stepOf returns what a rule selects, and what it does.
-func (n nftables) stepOf(c chain, expressions []expression) (step, error) {
+// stepsOfRule returns what a rule selects, and what it does: one step, and one for each element of a map of verdicts.
+func (n nftables) stepsOfRule(c chain, expressions []expression) ([]step, error) {
 	var s step
+	var cases []step
 	loaded := make(map[uint32]field) // by register
 	for _, e := range expressions {
 		switch e.name {
@@ -290,52 +261,81 @@ func (n nftables) stepOf(c chain, expressions []expression) (step, error) {
 			if writes && number(e.data[unix.NFTA_CT_KEY]) == unix.NFT_CT_MARK {
 				s.does = MarksConnections
 			} else if !writes {
-				s.stateful = s.stateful || number(e.data[unix.NFTA_CT_KEY]) == unix.NFT_CT_STATE
 				loaded[number(e.data[unix.NFTA_CT_DREG])] = fieldOfConnection(e)
 			}
 		case "meta":
-			if _, writes := e.data[unix.NFTA_META_SREG]; writes && number(e.data[unix.NFTA_META_KEY]) == unix.NFT_META_MARK {
+			if _, writes := e.data[unix.NFTA_META_SREG]; !writes {
+				loaded[number(e.data[unix.NFTA_META_DREG])] = field{quantity: metaQuantities[number(e.data[unix.NFTA_META_KEY])]}
+			} else if number(e.data[unix.NFTA_META_KEY]) == unix.NFT_META_MARK {
 				s.does = cmp.Or(s.does, "marks")
 			}
 		case "bitwise":
 			f := loaded[number(e.data[unix.NFTA_BITWISE_SREG])]
-			f.bits = maskBits(valueOf(e.data[unix.NFTA_BITWISE_MASK]))
+			f.mask = valueOf(e.data[unix.NFTA_BITWISE_MASK])
+			f.bits = maskBits(f.mask)
+			if len(f.mask) == 0 || strings.Trim(string(valueOf(e.data[unix.NFTA_BITWISE_XOR])), "\x00") != "" {
+				f.quantity = unread
+			}
 			loaded[number(e.data[unix.NFTA_BITWISE_DREG])] = f
 		case "cmp":
-			op := number(e.data[unix.NFTA_CMP_OP])
-			s.compare(loaded[number(e.data[unix.NFTA_CMP_SREG])], op, valueOf(e.data[unix.NFTA_CMP_DATA]))
+			f, op, value := loaded[number(e.data[unix.NFTA_CMP_SREG])], number(e.data[unix.NFTA_CMP_OP]), valueOf(e.data[unix.NFTA_CMP_DATA])
+			s.compare(f, op, value)
+			s.when = append(s.when, f.compared(op, value))
 		case "range":
 			f := loaded[number(e.data[unix.NFTA_RANGE_SREG])]
-			s.compare(f, unix.NFT_CMP_GTE, valueOf(e.data[unix.NFTA_RANGE_FROM_DATA]))
-			s.compare(f, unix.NFT_CMP_LTE, valueOf(e.data[unix.NFTA_RANGE_TO_DATA]))
+			from, to := valueOf(e.data[unix.NFTA_RANGE_FROM_DATA]), valueOf(e.data[unix.NFTA_RANGE_TO_DATA])
+			s.compare(f, unix.NFT_CMP_GTE, from)
+			s.compare(f, unix.NFT_CMP_LTE, to)
+			s.when = append(s.when, f.within(from, to).unless(number(e.data[unix.NFTA_RANGE_OP]) != 0))
 		case "lookup":
 			f := loaded[number(e.data[unix.NFTA_LOOKUP_SREG])]
-			if err := n.lookUp(&s, c, f, text(e.data[unix.NFTA_LOOKUP_SET])); err != nil {
-				return s, err
+			if f.quantity == unread && !f.port && f.address == 0 {
+				s.when = append(s.when, unreadCondition)
+
+				continue // the set may be large
 			}
-			if number(e.data[unix.NFTA_LOOKUP_DREG]) == unix.NFT_REG_VERDICT {
+			elements, err := n.elements(c, text(e.data[unix.NFTA_LOOKUP_SET]))
+			if err != nil {
+				return nil, err
+			}
+			s.lookUp(f, elements)
+			register, maps := e.data[unix.NFTA_LOOKUP_DREG]
+			if maps && number(register) == unix.NFT_REG_VERDICT {
 				s.does = "has a verdict for"
+				for _, element := range elements {
+					one := step{Match: s.Match, when: append(slices.Clone(s.when), f.within(element.from, element.to))}
+					one.decide(element.verdict)
+					cases = append(cases, one)
+				}
+			} else if !maps {
+				flags, inverts := e.data[unix.NFTA_LOOKUP_FLAGS]
+				s.when = append(s.when, f.among(elements).unless(inverts && number(flags)&unix.NFT_LOOKUP_F_INV != 0))
 			}
 		case "match":
 			s.addMatch(text(e.data[unix.NFTA_MATCH_NAME]), e.data[unix.NFTA_MATCH_INFO])
 		case "target":
 			s.does = cmp.Or(targetVerb(text(e.data[xtName])), s.does)
+			s.then = targetVerdict(text(e.data[xtName]))
 		case "reject":
-			s.does = "rejects"
+			s.does, s.then = "rejects", verdictDrops
 		case "queue":
-			s.does = "queues"
+			s.does, s.then = "queues", verdictUnread
 		case "nat", "redir", "tproxy":
-			s.does = "redirects"
+			s.does, s.then = "redirects", verdictAccepts
 		case "immediate":
-			target, harmless := e.verdict()
-			s.jump = target
-			if !harmless {
-				s.does = "drops"
+			if register := number(e.data[unix.NFTA_IMMEDIATE_DREG]); register == unix.NFT_REG_VERDICT {
+				s.decide(e.data[unix.NFTA_IMMEDIATE_DATA])
+			} else {
+				delete(loaded, register)
 			}
+		case "counter", "log", "masq":
+		default: // it may be a condition, as a limit is, or load what is not read
+			s.when = append(s.when, unreadCondition)
+			clear(loaded)
 		}
 	}
 
-	return s, nil
+	return append(cases, s), nil
 }
 
 // fieldOfPayload returns the part of a packet's headers that an expression loads.
@@ -343,21 +343,33 @@ func fieldOfPayload(e expression) field {
 	offset, size := number(e.data[unix.NFTA_PAYLOAD_OFFSET]), int(number(e.data[unix.NFTA_PAYLOAD_LEN]))
 	switch number(e.data[unix.NFTA_PAYLOAD_BASE]) {
 	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
-		return field{port: offset == 2 && size == 2}
-	case unix.NFT_PAYLOAD_NETWORK_HEADER:
-		if offset == 16 && size <= 4 {
-			return field{address: size, bits: 8 * size}
+		if offset == 2 && size == 2 {
+			return field{quantity: destinationPort, port: true}
 		}
-		if offset == 24 && size <= 16 {
-			return field{address: size, bits: 8 * size, v6: true}
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
+		switch {
+		case offset == 12 && size <= 4:
+			return field{quantity: sourceV4}
+		case offset == 16 && size <= 4:
+			return field{quantity: destinationV4, address: size, bits: 8 * size}
+		case offset == 8 && size > 1 && size <= 16: // a byte is the time to live of IPv4
+			return field{quantity: sourceV6}
+		case offset == 24 && size <= 16:
+			return field{quantity: destinationV6, address: size, bits: 8 * size, v6: true}
 		}
 	}
 
 	return field{}
 }
 
-// fieldOfConnection returns the part of a connection's original tuple that an expression loads.
+// fieldOfConnection returns the part of a connection's state, or of its original tuple, that an expression loads.
 func fieldOfConnection(e expression) field {
+	switch number(e.data[unix.NFTA_CT_KEY]) {
+	case unix.NFT_CT_STATE:
+		return field{quantity: connectionState}
+	case unix.NFT_CT_STATUS:
+		return field{quantity: connectionStatus}
+	}
 	if direction, ok := e.data[unix.NFTA_CT_DIRECTION]; !ok || len(direction) != 1 || direction[0] != 0 {
 		return field{}
 	}
@@ -397,58 +409,87 @@ func (s *step) compare(f field, op uint32, value []byte) {
 	s.Original = s.Original || f.original
 }
 
-// lookUp adds that a field is among the elements of a set.
-func (n nftables) lookUp(s *step, c chain, f field, set string) error {
-	if !f.port && f.address == 0 {
-		return nil
-	}
+// element is one of a set: a value, or an interval of values.
+type element struct {
+	from, to []byte // included
+	verdict  []byte // of a map of verdicts
+}
+
+// elements returns those of a set, in their order.
+func (n nftables) elements(c chain, set string) ([]element, error) {
 	messages, err := n.dump(unix.NFT_MSG_GETSETELEM, c.family,
 		nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_TABLE, nl.ZeroTerminated(c.table)),
 		nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
 	if err != nil {
-		return fmt.Errorf("set %s of table %s: %w", set, c.table, err)
+		return nil, fmt.Errorf("set %s of table %s: %w", set, c.table, err)
 	}
 	type bound struct {
-		key []byte
-		end bool // the key is the first after an interval
+		element
+		end bool // it is the first after an interval
 	}
 	var bounds []bound
 	for _, message := range messages {
 		attrs, err := attributesOf(message)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		elements, err := nl.ParseRouteAttr(attrs[unix.NFTA_SET_ELEM_LIST_ELEMENTS])
+		list, err := nl.ParseRouteAttr(attrs[unix.NFTA_SET_ELEM_LIST_ELEMENTS])
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for _, element := range elements {
-			parts, err := parse(element.Value)
+		for _, listed := range list {
+			parts, err := parse(listed.Value)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			flags, flagged := parts[unix.NFTA_SET_ELEM_FLAGS]
-			end := flagged && number(flags)&unix.NFT_SET_ELEM_INTERVAL_END != 0
-			bounds = append(bounds, bound{valueOf(parts[unix.NFTA_SET_ELEM_KEY]), end})
+			key := valueOf(parts[unix.NFTA_SET_ELEM_KEY])
+			bounds = append(bounds, bound{element{key, key, parts[unix.NFTA_SET_ELEM_DATA]}, flagged && number(flags)&unix.NFT_SET_ELEM_INTERVAL_END != 0})
 		}
 	}
-	slices.SortFunc(bounds, func(a, b bound) int { return slices.Compare(a.key, b.key) })
+	slices.SortStableFunc(bounds, func(a, b bound) int {
+		return cmp.Or(slices.Compare(a.from, b.from), map[bool]int{true: -1, false: 1}[a.end])
+	})
 	intervals := slices.ContainsFunc(bounds, func(b bound) bool { return b.end })
+	var elements []element
 	for i, b := range bounds {
 		switch {
 		case b.end:
-		case f.port && intervals && i+1 < len(bounds) && len(b.key) >= 2 && len(bounds[i+1].key) >= 2:
-			s.compare(f, unix.NFT_CMP_GTE, b.key)
-			next := binary.BigEndian.Uint16(bounds[i+1].key)
-			s.compare(f, unix.NFT_CMP_LTE, binary.BigEndian.AppendUint16(nil, next-1))
-		case f.port && intervals:
-			s.compare(f, unix.NFT_CMP_GTE, b.key)
-		default:
-			s.compare(f, unix.NFT_CMP_EQ, b.key)
+			continue
+		case intervals && i+1 < len(bounds):
+			b.to = before(bounds[i+1].from)
+		case intervals: // to the last value
+			b.to = []byte(strings.Repeat("\xff", len(b.from)))
+		}
+		elements = append(elements, b.element)
+	}
+
+	return elements, nil
+}
+
+// before returns the value before this one, which is not zero.
+func before(value []byte) []byte {
+	less := slices.Clone(value)
+	for i := len(less) - 1; i >= 0; i-- {
+		if less[i]--; less[i] != 0xff {
+			break
 		}
 	}
 
-	return nil
+	return less
+}
+
+// lookUp adds that a field is among the elements of a set.
+func (s *step) lookUp(f field, elements []element) {
+	for _, e := range elements {
+		switch {
+		case f.port && slices.Compare(e.from, e.to) != 0:
+			s.compare(f, unix.NFT_CMP_GTE, e.from)
+			s.compare(f, unix.NFT_CMP_LTE, e.to)
+		case f.port || f.address > 0:
+			s.compare(f, unix.NFT_CMP_EQ, e.from)
+		}
+	}
 }
 
 // valueOf returns the bytes in an attribute with data.

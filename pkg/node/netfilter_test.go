@@ -1,13 +1,11 @@
 package node
 
 import (
-	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -175,60 +173,5 @@ func TestNetfilterTablesAreNotCreated(t *testing.T) {
 	r := mustReader(t, ns)
 	if tables, err := r.legacyTables(); err != nil || tables != "" {
 		t.Errorf("after reading: %q, %v", tables, err)
-	}
-}
-
-// What may drop a packet that is forwarded, or that the node gets or sends, is found, with what it selects, but for rules that look at the
-// state of the connection.
-func TestDrops(t *testing.T) {
-	for _, test := range []struct {
-		name, rules string
-		want        []string
-	}{
-		{"a port", `table inet t { chain c { type filter hook forward priority filter; tcp dport 8080 drop; }; }`,
-			[]string{"nftables inet t c drops packets to ports 8080"}},
-		{"a policy", `table ip t { chain c { type filter hook forward priority filter; policy drop; ip daddr 10.244.0.0/16 accept; }; }`,
-			[]string{"nftables ip t c by its policy drops packets"}},
-		{"by way of another chain", `table ip6 t { chain x { reject; }
-			chain c { type filter hook forward priority filter; ip6 daddr fd00:10::/48 jump x; }; }`,
-			[]string{"nftables ip6 t x rejects packets to fd00:10::/48"}},
-		{"other hooks, and states", `table ip t {
-			chain x { drop; }
-			chain c { type filter hook forward priority filter; ct state invalid drop; ct state invalid jump x; accept; }
-			chain p { type filter hook postrouting priority filter; drop; }; }`, []string{}},
-		{"what the node gets and sends", `table inet t { chain i { type filter hook input priority filter; policy drop; tcp dport 8080 drop; }
-			chain o { type filter hook output priority filter; ip daddr 10.244.2.0/24 reject; ct state invalid drop; }; }`,
-			[]string{"input: nftables inet t i by its policy drops packets", "input: nftables inet t i drops packets to ports 8080",
-				"output: nftables inet t o rejects packets to 10.244.2.0/24"}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			ns := lab.MustNamespace(t, "drops")
-			lab.Must(t, ns.Netfilter(test.rules))
-			_, found := mustReadNetfilter(t, ns)
-			drops := []string{}
-			for _, rule := range found.Drops {
-				drops = append(drops, rule.String())
-			}
-			for _, rule := range found.InputDrops {
-				drops = append(drops, "input: "+rule.String())
-			}
-			for _, rule := range found.OutputDrops {
-				drops = append(drops, "output: "+rule.String())
-			}
-			if diff := cmp.Diff(test.want, drops); diff != "" {
-				t.Errorf("drops (-want +have):\n%s", diff)
-			}
-		})
-	}
-	at := netip.MustParseAddrPort("10.244.1.2:8080")
-	for _, match := range []Match{{}, {Ports: []bpf.PortRange{{Low: 8000, High: 9000}}}, {Destination: netip.MustParsePrefix("10.244.0.0/16")}} {
-		if !match.Concerns(at) {
-			t.Errorf("%+v does not concern %s", match, at)
-		}
-	}
-	for _, match := range []Match{{Ports: []bpf.PortRange{{Low: 80, High: 80}}}, {Destination: netip.MustParsePrefix("10.245.0.0/16")}} {
-		if match.Concerns(at) {
-			t.Errorf("%+v concerns %s", match, at)
-		}
 	}
 }

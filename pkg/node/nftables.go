@@ -151,6 +151,7 @@ func (n nftables) dump(kind int, family uint8, attrs ...*nl.RtAttr) ([][]byte, e
 
 const (
 	nfnlSubsysNFTables = 10
+	nfDrop             = 0
 	nfAccept           = 1
 	sizeofNfgenmsg     = 4
 	xtName             = 1 // NFTA_TARGET_NAME
@@ -264,24 +265,29 @@ func (e expression) verdict() (target string, harmless bool) {
 	if number(e.data[unix.NFTA_IMMEDIATE_DREG]) != unix.NFT_REG_VERDICT {
 		return "", true
 	}
-	data, err := parse(e.data[unix.NFTA_IMMEDIATE_DATA])
+	code, target, err := verdictOf(e.data[unix.NFTA_IMMEDIATE_DATA])
 	if err != nil {
 		return "", false
 	}
-	verdict, err := parse(data[unix.NFTA_DATA_VERDICT])
-	if err != nil {
-		return "", false
-	}
-	switch int32(number(verdict[unix.NFTA_VERDICT_CODE])) {
+	switch code {
 	case nfAccept, unix.NFT_CONTINUE, unix.NFT_RETURN:
 		return "", true
 	case unix.NFT_JUMP, unix.NFT_GOTO:
-		target = text(verdict[unix.NFTA_VERDICT_CHAIN])
-
 		return target, target != ""
 	default:
 		return "", false
 	}
+}
+
+// verdictOf parses a verdict, with the chain that it leads to.
+func verdictOf(attribute []byte) (code int32, target string, err error) {
+	data, err := parse(attribute)
+	if err != nil {
+		return 0, "", err
+	}
+	verdict, err := parse(data[unix.NFTA_DATA_VERDICT])
+
+	return int32(number(verdict[unix.NFTA_VERDICT_CODE])), text(verdict[unix.NFTA_VERDICT_CHAIN]), err
 }
 
 // attributesOf parses the attributes of a message.

@@ -42,12 +42,9 @@ func (s *step) addMatch(name string, info []byte) {
 		if flags&toPort != 0 {
 			s.Ports = append(s.Ports, bpf.PortRange{Low: order.Uint16(info[140:]), High: order.Uint16(info[156:])})
 		}
-		const state = 1 << 0
 		s.Original = s.Original || flags&(toAddress|toPort) != 0
-		s.stateful = s.stateful || flags&state != 0
-	case name == "state":
-		s.stateful = true
 	}
+	s.when = append(s.when, conditionOfMatch(name, info))
 }
 
 // harmlessTargets do not decide about packets, or come after the destination is translated.
@@ -81,7 +78,8 @@ type legacyFamily struct {
 	names       string // the kernel's file with the names of tables
 	domain      int
 	level       uintptr // of socket options
-	destination int     // offset in a rule
+	source      int     // offset in a rule
+	destination int
 	mask        int
 	protocol    int // offset of the inverted conditions
 	entry       int // size of a rule without matches and target
@@ -90,8 +88,8 @@ type legacyFamily struct {
 }
 
 var legacyFamilies = []legacyFamily{
-	{"legacy iptables", "ip_tables_names", unix.AF_INET, unix.SOL_IP, 4, 12, 83, 112, 88, false},
-	{"legacy ip6tables", "ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, 16, 48, 132, 168, 140, true},
+	{"legacy iptables", "ip_tables_names", unix.AF_INET, unix.SOL_IP, 0, 4, 12, 83, 112, 88, false},
+	{"legacy ip6tables", "ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, 0, 16, 48, 132, 168, 140, true},
 }
 
 // surveyLegacy adds the chains and the rules of iptables-legacy.
@@ -122,10 +120,17 @@ func surveyLegacy(found *Netfilter) error {
 const (
 	getInfo, getEntries    = 64, 65
 	sizeofInfo, sizeofHead = 84, 40
-	hooksAt, sizeAt        = 36, 80
-	conditionInvertedTo    = 1 << 4
+	hooksAt, policiesAt    = 36, 56
+	sizeAt                 = 80
 	errorTarget            = "ERROR" // the first entry of a chain, whose name it has
 	standardTarget         = ""
+)
+
+// Flags of an entry, before the inverted conditions.
+const (
+	goesTo        = 1 << 1
+	protocolIsSet = 1 << 0 // of IPv6
+	goesToV6      = 1 << 2
 )
 
 func (f legacyFamily) survey(found *Netfilter, table string) error {
@@ -148,13 +153,15 @@ func (f legacyFamily) survey(found *Netfilter, table string) error {
 	}
 
 	hooked := make(map[uint32]uint32) // the hook of a chain, by its offset
+	policies := make(map[uint32]bool) // the last rules of these chains, by their offsets
 	valid := binary.NativeEndian.Uint32(info[32:])
 	for hook := range uint32(5) {
 		if valid&(1<<hook) != 0 {
 			hooked[binary.NativeEndian.Uint32(info[hooksAt+4*hook:])] = hook
+			policies[binary.NativeEndian.Uint32(info[policiesAt+4*hook:])] = true
 		}
 	}
-	chains, names := f.parse(answer[sizeofHead:], hooked)
+	chains, names := f.parse(answer[sizeofHead:], hooked, policies)
 	stepsOf := func(name string) ([]step, error) { return chains[name], nil }
 	for _, name := range names {
 		at := NetfilterChain{f.name + " " + table, name}
@@ -163,7 +170,10 @@ func (f legacyFamily) survey(found *Netfilter, table string) error {
 		if hook < 0 {
 			continue
 		}
-		if err := found.addChain(at, hook == unix.NF_INET_PRE_ROUTING, found.dropsAt(uint32(hook)), stepsOf); err != nil {
+		if err := found.addFilter(uint32(hook), at, nil, stepsOf); err != nil {
+			return err
+		}
+		if err := found.addChain(at, hook == unix.NF_INET_PRE_ROUTING, stepsOf); err != nil {
 			return err
 		}
 	}
@@ -186,7 +196,7 @@ func (f legacyFamily) ask(socket int, option uintptr, buffer []byte) error {
 }
 
 // parse returns the rules of a table by chain, and the names of the chains in their order.
-func (f legacyFamily) parse(entries []byte, hooked map[uint32]uint32) (map[string][]step, []string) {
+func (f legacyFamily) parse(entries []byte, hooked map[uint32]uint32, policies map[uint32]bool) (map[string][]step, []string) {
 	order := binary.NativeEndian
 	chains, starts := make(map[string][]step), make(map[uint32]string)
 	var names []string
@@ -218,11 +228,18 @@ func (f legacyFamily) parse(entries []byte, hooked map[uint32]uint32) (map[strin
 		}
 		s := f.stepOf(entry, targetAt)
 		if target != standardTarget {
-			s.does = targetVerb(target)
-		} else if verdict := int32(order.Uint32(rest)); verdict >= 0 {
-			jumps[current][len(chains[current])] = uint32(verdict)
-		} else if verdict == -1 { // NF_DROP
-			s.does = "drops"
+			s.does, s.then = targetVerb(target), targetVerdict(target)
+		} else if code := int32(order.Uint32(rest)); code >= 0 {
+			jumps[current][len(chains[current])] = uint32(code)
+			s.then = verdictJumps
+			if flags := entry[f.protocol-1]; f.v6 && flags&goesToV6 != 0 || !f.v6 && flags&goesTo != 0 {
+				s.then = verdictGoes
+			}
+		} else {
+			s.decideLegacy(code)
+			if s.then == verdictDrops && policies[uint32(offset)] {
+				s.does = policyDrops
+			}
 		}
 		chains[current] = append(chains[current], s)
 		offset += next
@@ -236,15 +253,52 @@ func (f legacyFamily) parse(entries []byte, hooked map[uint32]uint32) (map[strin
 	return chains, names
 }
 
-// stepOf returns what an entry selects.
+// Which conditions of an entry are inverted.
+const (
+	conditionInvertedIn       = 1 << 0
+	conditionInvertedOut      = 1 << 1
+	conditionInvertedFrom     = 1 << 3
+	conditionInvertedTo       = 1 << 4
+	conditionInvertedFragment = 1 << 5
+	conditionInvertedProtocol = 1 << 6
+)
+
+// stepOf returns what an entry selects: struct ipt_ip or struct ip6t_ip6, and matches.
 func (f legacyFamily) stepOf(entry []byte, targetAt int) step {
 	var s step
-	size := 4
+	size, from, to := 4, sourceV4, destinationV4
 	if f.v6 {
-		size = 16
+		size, from, to = 16, sourceV6, destinationV6
 	}
-	if bits := maskBits(entry[f.mask : f.mask+size]); bits > 0 && entry[f.protocol]&conditionInvertedTo == 0 {
+	inverted := entry[f.protocol]
+	if bits := maskBits(entry[f.mask : f.mask+size]); bits > 0 && inverted&conditionInvertedTo == 0 {
 		s.Destination = prefixOf(entry[f.destination:f.destination+size], bits, f.v6)
+	}
+	masked := func(q quantity, at, maskAt, size int, inverted bool) {
+		mask := entry[maskAt : maskAt+size]
+		if strings.Trim(string(mask), "\x00") != "" {
+			value := slices.Clone(entry[at : at+size]) // which may have a wildcard where the mask has nothing
+			for i := range value {
+				value[i] &= mask[i]
+			}
+			s.when = append(s.when, field{quantity: q, mask: slices.Clone(mask)}.compared(unix.NFT_CMP_EQ, value).unless(inverted))
+		}
+	}
+	const nameSize = 16
+	names := f.mask + size
+	masked(from, f.source, f.mask-size, size, inverted&conditionInvertedFrom != 0)
+	masked(to, f.destination, f.mask, size, inverted&conditionInvertedTo != 0)
+	masked(deviceIn, names, names+2*nameSize, nameSize, inverted&conditionInvertedIn != 0)
+	masked(deviceOut, names+nameSize, names+3*nameSize, nameSize, inverted&conditionInvertedOut != 0)
+	if protocol := entry[names+4*nameSize]; protocol != 0 {
+		s.when = append(s.when, field{quantity: protocolNumber}.compared(unix.NFT_CMP_EQ, []byte{protocol}).unless(inverted&conditionInvertedProtocol != 0))
+	}
+	known := byte(goesTo)
+	if f.v6 {
+		known = protocolIsSet | goesToV6
+	}
+	if entry[f.protocol-1]&^known != 0 || inverted&conditionInvertedFragment != 0 {
+		s.when = append(s.when, unreadCondition) // fragments, or the type of service
 	}
 	for at := f.entry; at+32 <= targetAt; {
 		length := int(binary.NativeEndian.Uint16(entry[at:]))

@@ -117,7 +117,7 @@ func TestExplain(t *testing.T) {
 					chain other { type filter hook forward priority filter; tcp dport 81 drop; ct state invalid drop; }; }`))
 				lab.Eventually(t, "explain finds the firewall", func() error {
 					is := w.mustExplain(t, args...)
-					want := []string{"a firewall may drop it: nftables ip wall forward drops packets to ports 8080"}
+					want := []string{"a firewall drops it: nftables ip wall forward drops packets to ports 8080"}
 					if !slices.Equal(is.Beyond, want) || !strings.HasSuffix(is.Answer, ", but "+want[0]) {
 						return fmt.Errorf("%q, beyond it %q", is.Answer, is.Beyond)
 					}

@@ -63,17 +63,27 @@ var brokenWorlds = []brokenWorld{
 	{
 		"a firewall drops what is forwarded",
 		mustFilter(`chain FORWARD { type filter hook forward priority filter; policy drop; }`), mustFilter(""),
-		"--from 192.168.50.2 --to 192.168.50.1:30081", "a firewall may drop it: nftables ip firewall FORWARD by its policy drops packets",
+		"--from 192.168.50.2 --to 192.168.50.1:30081", "a firewall drops it: nftables ip firewall FORWARD by its policy drops packets",
+	},
+	{
+		"a firewall accepts only other connections",
+		mustFilter(`chain FORWARD { type filter hook forward priority filter; policy drop; ct state established,related accept; tcp dport 443 accept; ip daddr 10.96.0.0/12 accept; }`), mustFilter(""),
+		"--from 192.168.50.2 --to 192.168.50.1:30081", "a firewall drops it: nftables ip firewall FORWARD by its policy drops packets",
+	},
+	{
+		"a firewall may accept it, by a condition that is not read",
+		mustFilter(`chain FORWARD { type filter hook forward priority filter; policy drop; meta mark and 0x4000 == 0x4000 accept; }`), mustFilter(""),
+		"--from 192.168.50.2 --to 192.168.50.1:30081", "a firewall may drop it: nftables ip firewall FORWARD by its policy drops packets, unless a rule before accepts it, whose conditions were not read in full: nftables ip firewall FORWARD accepts packets",
 	},
 	{
 		"a firewall drops what comes to the node",
 		mustFilter(`chain INPUT { type filter hook input priority filter; tcp dport 8080 drop; }`), mustFilter(""),
-		"--from 192.168.50.2 --to 192.168.50.1:30086", "a firewall may drop it: nftables ip firewall INPUT drops packets to ports 8080",
+		"--from 192.168.50.2 --to 192.168.50.1:30086", "a firewall drops it: nftables ip firewall INPUT drops packets to ports 8080",
 	},
 	{
 		"a firewall drops what the node sends",
 		mustFilter(`chain OUTPUT { type filter hook output priority filter; ip daddr 10.244.2.0/24 reject; }`), mustFilter(""),
-		"--to svc/there:http", "a firewall may drop it: nftables ip firewall OUTPUT rejects packets to 10.244.2.0/24",
+		"--to svc/there:http", "a firewall drops it: nftables ip firewall OUTPUT rejects packets to 10.244.2.0/24",
 	},
 	{
 		"the endpoints' port has another name", nil, nil,
@@ -90,6 +100,14 @@ var brokenWorlds = []brokenWorld{
 	{
 		"a node port is dialled at another address of the node", nil, nil,
 		"--to 10.244.1.1:30081", "30081/TCP is a node port of Service shop/here:http, and node ports do not answer at 10.244.1.1 but at 192.168.50.1 (nodePortAddresses)",
+	},
+	{
+		"a health check node port is dialled at another address of the node", nil, nil,
+		"--to 10.244.1.1:30999", "30999 is the health check node port of Service shop/local, and the agent does not answer at 10.244.1.1 but at 192.168.50.1 (nodePortAddresses)",
+	},
+	{
+		"a health check node port is dialled, which is no Service's", nil, nil,
+		"--from 192.168.50.2 --to 192.168.50.1:30999", "192.168.50.1:30999/TCP is the health check node port of Service shop/local, where the agent itself answers load balancers",
 	},
 	{
 		"the next hop does not answer",
