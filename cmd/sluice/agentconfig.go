@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -217,10 +218,13 @@ func (s *settings) apply(cfg *agent.Config) error {
 	}
 	cfg.MasqueradeAll = *config.MasqueradeAll(kp)
 	cfg.IgnoreExternalIPs = !gates.Enabled(config.AllowServiceExternalIPs)
-	cfg.KubeProxyRules = func() bool {
-		modes, err := kubeproxy.Modes()
+	cfg.KubeProxyListens = func(at netip.AddrPort) bool {
+		listens, err := kubeproxy.Listens(at)
+		if err != nil {
+			cfg.Log.Warn("cannot find out whether kube-proxy has an address", "address", at, "error", err)
+		}
 
-		return err == nil && len(modes) > 0
+		return listens
 	}
 	cfg.BindAddressHardFail, cfg.Profiling = kp.BindAddressHardFail, kp.EnableProfiling
 	cfg.Configz, cfg.Ignored = config.Shown(kp), s.unknownParts()

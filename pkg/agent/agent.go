@@ -86,9 +86,9 @@ type Config struct {
 	// BindAddressHardFail ends the agent if an address cannot be listened on. If it
 	// is not set, the agent keeps trying.
 	BindAddressHardFail bool
-	// KubeProxyRules reports whether kube-proxy's rules are on the node. While they are, it is no problem that these
-	// addresses are taken: kube-proxy has them until it is stopped. nil: there are none.
-	KubeProxyRules func() bool
+	// KubeProxyListens reports whether it is kube-proxy that has one of these addresses: that is no problem, it has them
+	// until it is stopped. nil: it is not.
+	KubeProxyListens func(netip.AddrPort) bool
 	// Profiling serves /debug/pprof and /debug/flags/v beside the metrics.
 	Profiling bool
 	// ServiceMetrics limits how many Services have metrics of their own; the others

@@ -36,8 +36,8 @@ func (a *agent) reportImpaired() {
 func (a *agent) reportServer(field string, address netip.AddrPort) func(error) {
 	return func(err error) {
 		var problems []lb.Problem
-		if errors.Is(err, unix.EADDRINUSE) && a.cfg.KubeProxyRules != nil && a.cfg.KubeProxyRules() {
-			err = nil
+		if errors.Is(err, unix.EADDRINUSE) && a.cfg.KubeProxyListens != nil && a.cfg.KubeProxyListens(address) {
+			err = nil // until it is stopped
 		}
 		if err != nil {
 			p := lb.Problem{

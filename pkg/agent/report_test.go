@@ -184,14 +184,16 @@ func TestServersThatCannotListen(t *testing.T) {
 	if troubles := s.status().Troubles(); len(troubles) > 0 {
 		t.Errorf("once it listens, the troubles are %q", troubles)
 	}
-	s.cfg.KubeProxyRules = func() bool { return true }
-	listening(&net.OpError{Op: "listen", Err: os.NewSyscallError("bind", unix.EADDRINUSE)})
-	s.processQueue()
-	if troubles := s.status().Troubles(); len(troubles) > 0 {
-		t.Errorf("while kube-proxy has the port, the troubles are %q", troubles)
+	for _, has := range []bool{true, false, true} {
+		s.cfg.KubeProxyListens = func(at netip.AddrPort) bool { return has && at == address }
+		listening(&net.OpError{Op: "listen", Err: os.NewSyscallError("bind", unix.EADDRINUSE)})
+		s.processQueue()
+		if troubles := s.status().Troubles(); (len(troubles) == 0) != has {
+			t.Errorf("if kube-proxy has the port (%v), the troubles are %q", has, troubles)
+		}
 	}
 	last := (*events)[len(*events)-1]
-	if len(*events) != 4 || last.Reason != kube.ReasonAsConfigured || !last.Normal || last.Field != "healthzBindAddress" {
+	if len(*events) != 6 || last.Reason != kube.ReasonAsConfigured || !last.Normal || last.Field != "healthzBindAddress" {
 		t.Errorf("the Events are %+v", *events)
 	}
 }

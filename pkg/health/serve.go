@@ -28,7 +28,7 @@ type Server struct {
 	// HardFail makes an address that cannot be listened on an error. If it is not
 	// set, the server keeps trying.
 	HardFail bool
-	// Listening is called with nil when the server listens, and with the error when it cannot, or has ended with one.
+	// Listening is called with nil when the server listens, and with the error whenever it cannot, or has ended with one.
 	// It may be nil.
 	Listening func(error)
 	// Listen is [net.Listen], unless it is set.
@@ -69,9 +69,9 @@ func (s Server) Run(ctx context.Context) error {
 			return fmt.Errorf("%s at %s: %w", s.Name, s.Address, err)
 		case err.Error() != failure:
 			failure = err.Error()
-			s.Listening(err)
 			s.Log.Error("server does not answer; trying again", "server", s.Name, "address", s.Address, "error", err)
 		}
+		s.Listening(err) // also if it is the same: another program may have the address now
 		select {
 		case <-ctx.Done():
 			return nil

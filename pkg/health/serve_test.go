@@ -120,12 +120,12 @@ func TestServerListens(t *testing.T) {
 }
 
 // An address that another program has is listened on as soon as it is free. It is logged
-// once, not once a try.
+// once, not once a try; each try is reported, since another program may have it by then.
 func TestServerTriesAgain(t *testing.T) {
 	ns := lab.MustNamespace(t, "health")
 	other, err := ns.Listen("tcp", testAddress)
 	lab.Must(t, err)
-	tries := make(chan struct{}, 1000)
+	tries, reported := make(chan struct{}, 1000), make(chan error, 1000)
 	var log lab.Log
 	lab.MustRun(t, Server{
 		Name: "test", Address: netip.MustParseAddrPort(testAddress), Handler: hello(),
@@ -134,10 +134,18 @@ func TestServerTriesAgain(t *testing.T) {
 
 			return ns.Listen(network, address)
 		},
+		Listening: func(err error) {
+			if err != nil {
+				reported <- err
+			}
+		},
 		Log: slog.New(slog.NewTextHandler(&log, nil)), retry: time.Millisecond,
 	}.Run)
 	for range 3 {
 		<-tries
+		if err := <-reported; !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("a try is reported as %v", err)
+		}
 	}
 	other.Close()
 	mustSayHello(t, ns, testAddress)

@@ -19,6 +19,8 @@ func TestNotAsConfigured(t *testing.T) {
 	taken, err := s.Lab.Nodes[0].Namespace.Listen("tcp4", metricsAddress)
 	lab.Must(t, err)
 	defer taken.Close()
+	// Rules of kube-proxy are no evidence that it is kube-proxy which has the address.
+	lab.Must(t, s.Lab.Nodes[0].Netfilter("table ip kube-proxy { chain services { }; }"))
 	s.Agent.SetArgs("--flow-table-memory=4Mi", "--bind-address=192.168.50.77", "--nodeport-addresses=primary",
 		"--healthz-bind-address=127.0.0.1:10256")
 	lab.Must(t, s.Agent.Start())

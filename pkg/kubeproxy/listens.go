@@ -1,0 +1,107 @@
+package kubeproxy
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// askTimeout limits how long a program may take to answer one request.
+const askTimeout = time.Second
+
+// Listens reports whether all programs that listen at this address, or at one that excludes it, answer as kube-proxy's
+// health checks or metrics do. Processes of other containers may not be seen; what they answer is.
+func Listens(at netip.AddrPort) (bool, error) {
+	holders, err := listenersAt(at)
+	if err != nil {
+		return false, err
+	}
+	for _, holder := range holders {
+		if !answersAsKubeProxy(holder) {
+			return false, nil
+		}
+	}
+
+	return len(holders) > 0, nil
+}
+
+// listenersAt returns the addresses of TCP sockets that keep another one from listening at this address, as clients on
+// this node reach them.
+func listenersAt(at netip.AddrPort) ([]netip.AddrPort, error) {
+	var found []netip.AddrPort
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		sockets, err := netlink.SocketDiagTCP(family)
+		if err != nil {
+			return nil, fmt.Errorf("listening sockets: %w", err)
+		}
+		for _, s := range sockets {
+			const listens = 10 // TCP_LISTEN
+			addr, ok := netip.AddrFromSlice(s.ID.Source)
+			if !ok || s.State != listens || s.ID.SourcePort != at.Port() {
+				continue
+			}
+			addr = addr.Unmap()
+			if addr != at.Addr() && !addr.IsUnspecified() && !at.Addr().IsUnspecified() {
+				continue
+			}
+			if addr.IsUnspecified() {
+				addr = map[bool]netip.Addr{true: netip.AddrFrom4([4]byte{127, 0, 0, 1}), false: netip.IPv6Loopback()}[addr.Is4()]
+			}
+			if holder := netip.AddrPortFrom(addr, at.Port()); !slices.Contains(found, holder) {
+				found = append(found, holder)
+			}
+		}
+	}
+
+	return found, nil
+}
+
+// answersAsKubeProxy reports whether a server has the page /proxyMode of kube-proxy's metrics, or its health check.
+func answersAsKubeProxy(at netip.AddrPort) bool {
+	if mode, err := get(at, "/proxyMode"); err == nil {
+		return slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(string(mode)))
+	}
+	answer, err := get(at, "/healthz")
+	var health struct {
+		LastUpdated string `json:"lastUpdated"`
+		CurrentTime string `json:"currentTime"`
+	}
+
+	return err == nil && json.Unmarshal(answer, &health) == nil && health.LastUpdated != "" && health.CurrentTime != ""
+}
+
+// get returns a page that is small, if there is one. A health check may say with its status that it fails.
+func get(at netip.AddrPort, path string) ([]byte, error) {
+	conn, err := net.DialTimeout("tcp", at.String(), askTimeout)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(askTimeout)); err != nil {
+		return nil, err
+	}
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", path, at); err != nil {
+		return nil, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK && response.StatusCode != http.StatusServiceUnavailable {
+		return nil, fmt.Errorf("%s%s: %s", at, path, response.Status)
+	}
+	const most = 1 << 10
+
+	return io.ReadAll(io.LimitReader(response.Body, most))
+}
