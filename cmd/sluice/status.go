@@ -85,6 +85,9 @@ func drawStatus(t *table, s status.Status) {
 		}
 		t.note(line)
 	}
+	if s.Files.Limit > 0 {
+		t.note(fmt.Sprintf("files: %d open, of %d", s.Files.Open, s.Files.Limit))
+	}
 	drawFlowTables(t, s.Flows)
 	drawDevices(t, s.Devices)
 	t.note("")
@@ -98,6 +101,12 @@ func drawStatus(t *table, s status.Status) {
 		if n := s.Counts[reason]; n > 0 {
 			t.row(fmt.Sprint(n), reason)
 		}
+	}
+	if trouble := s.Files.Trouble(); trouble != "" {
+		t.note("problem: " + trouble)
+	}
+	for _, text := range s.Unread {
+		t.note("not known: " + text)
 	}
 	for _, e := range s.Errors {
 		t.note(fmt.Sprintf("error: Service %s: %s", e.Service, e.Error))

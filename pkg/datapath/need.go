@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +29,39 @@ func MaxFiles() (uint64, error) {
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 
 	return limit.Max, err
+}
+
+// Files are the files that this process has open, which maps, programs and sockets are, too.
+type Files struct {
+	Open  uint64 `json:"open"`
+	Limit uint64 `json:"limit"`
+}
+
+// ReadFiles returns how many files this process has open, all that it may have if there is no other left to find out.
+func ReadFiles() (Files, error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return Files{}, fmt.Errorf("limit of open files: %w", err)
+	}
+	open, err := os.ReadDir("/proc/self/fd")
+	if errors.Is(err, unix.EMFILE) {
+		return Files{limit.Cur, limit.Cur}, nil
+	}
+	if err != nil {
+		return Files{}, fmt.Errorf("open files: %w", err)
+	}
+
+	return Files{uint64(len(open) - 1), limit.Cur}, nil // one was that folder
+}
+
+// Trouble returns what is wrong if few are left, and "" otherwise.
+func (f Files) Trouble() string {
+	if f.Open < f.Limit-f.Limit/10 || f.Limit == 0 {
+		return ""
+	}
+
+	return fmt.Sprintf("the agent has %d files open of %d that it may: new Services, devices and requests fail without one: "+
+		"raise the limit (LimitNOFILE of the container runtime, ulimit -Hn) to %d", f.Open, f.Limit, NeededFiles)
 }
 
 // explainLimit adds to an error of the kernel which limit it is, and what to do.

@@ -116,11 +116,16 @@ func (s Server) answer(compute func(*http.Request) (any, error)) http.HandlerFun
 }
 
 // status returns the state of the agent, and of its maps and programs in the kernel. It asks
-// the loop first, because the kernel takes longer.
+// the loop first, because the kernel takes longer. What cannot be read does not hide the rest.
 func (s Server) status(ctx context.Context) (Status, error) {
 	status, err := s.Status(ctx)
 	if err != nil {
 		return status, err
+	}
+	unread := func(what string, err error) {
+		if err != nil {
+			status.Unread = append(status.Unread, what+": "+err.Error())
+		}
 	}
 	status.Running = true
 	status.NotCovered = notCovered(status.CgroupRoot)
@@ -130,11 +135,9 @@ func (s Server) status(ctx context.Context) (Status, error) {
 	}
 	if len(uids) > 0 {
 		found, err := datapath.PodsWithCgroup(status.CgroupRoot, uids)
-		if err != nil {
-			return status, err
-		}
+		unread("cgroups of pods that have opted out", err)
 		for i, pod := range status.OptedOut {
-			status.OptedOut[i].NoCgroup = !found[pod.UID]
+			status.OptedOut[i].NoCgroup = err == nil && !found[pod.UID]
 		}
 	}
 	status.setEffective(s.Hooks.Effective())
@@ -147,14 +150,15 @@ func (s Server) status(ctx context.Context) (Status, error) {
 	if err := s.Hooks.Unpinned(); err != nil {
 		status.Unpinned = err.Error()
 	}
-	if status.Hooks, err = s.Datapath.Hooks(); err != nil {
-		return status, err
-	}
-	if status.Devices, err = s.Devices.Status(); err != nil {
-		return status, err
-	}
+	status.Files, err = datapath.ReadFiles()
+	unread("files of the agent", err)
+	status.Hooks, err = s.Datapath.Hooks()
+	unread("hooks", err)
+	status.Devices, err = s.Devices.Status()
+	unread("devices", err)
+	unread("maps", status.readMaps(s.Datapath.Maps()))
 
-	return status, status.readMaps(s.Datapath.Maps())
+	return status, nil
 }
 
 // selection answers [Client.Selection].

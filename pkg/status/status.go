@@ -67,6 +67,10 @@ type Status struct {
 	// Silence is since when the watch of each resource has had no event, no bookmark, and no answer to a ping, in
 	// nanoseconds. Only an agent that follows an API server knows it.
 	Silence map[string]time.Duration `json:"silence,omitempty"`
+	// Files are those that the agent has open.
+	Files datapath.Files `json:"files,omitzero"`
+	// Unread is what could not be found out, although the agent has answered, with why.
+	Unread []string `json:"unread,omitempty"`
 
 	Services int               `json:"services"`
 	Maps     []maps.Fill       `json:"maps"`
@@ -165,7 +169,7 @@ func (s Status) OfNode() []lb.Problem {
 // TroublesBeside returns the Troubles beside those of [Status.OfNode].
 func (s Status) TroublesBeside() []string {
 	troubles := append([]string{s.Effective}, s.AttachTroubles()...)
-	troubles = append(troubles, s.Flows.Emergency)
+	troubles = append(troubles, s.Flows.Emergency, s.Files.Trouble())
 	troubles = append(troubles, s.Silent()...)
 	for _, e := range s.Errors {
 		troubles = append(troubles, fmt.Sprintf("Service %s: %s", e.Service, e.Error))
@@ -190,9 +194,12 @@ func (s Status) Silent() []string {
 	return silent
 }
 
-// AttachTroubles returns what of the pins, hooks and devices is not as it should be.
+// AttachTroubles returns what of the pins, hooks and devices is not as it should be, or not known.
 func (s Status) AttachTroubles() []string {
 	var troubles []string
+	for _, text := range s.Unread {
+		troubles = append(troubles, "not known: "+text)
+	}
 	if s.Unpinned != "" {
 		troubles = append(troubles, s.Unpinned)
 	}
