@@ -58,38 +58,39 @@ var absent = []struct {
 	args        []string
 	refused     string
 	told        []string
+	appears     func(*node.State, *kube.Node) // what is told ends with it
 }{
 	{name: "a node name", names: "hostnameOverride", fields: "hostnameOverride: node-9",
-		told: []string{"configuration: hostnameOverride node-9: the cluster has no Node of this name", "Set hostnameOverride"}},
+		told: []string{"configuration: hostnameOverride node-9: the cluster has no Node of this name", "Set hostnameOverride"}, appears: called("node-9")},
 	{name: "a node name by a flag", names: "--hostname-override", fields: "none", args: []string{"--hostname-override=node-9"},
-		told: []string{"hostnameOverride node-9"}},
+		told: []string{"hostnameOverride node-9"}, appears: called("node-9")},
 	{name: "an address of the node", names: "bindAddress", fields: "bindAddress: 192.168.50.9",
-		told: []string{"configuration: bindAddress 192.168.50.9: no device of this node has this address"}},
+		told: []string{"configuration: bindAddress 192.168.50.9: no device of this node has this address"}, appears: owning("192.168.50.9")},
 	{name: "an address of the node by a flag", names: "--bind-address", fields: "none", args: []string{"--bind-address=192.168.50.9", "--nodeport-addresses=primary"},
-		told: []string{"bindAddress 192.168.50.9: no device of this node has this address: node ports do not answer on IPv4"}},
+		told: []string{"bindAddress 192.168.50.9: no device of this node has this address: node ports do not answer on IPv4"}, appears: owning("192.168.50.9")},
 	{name: "ranges of node ports", names: "nodePortAddresses", fields: "nodePortAddresses: [203.0.113.0/24, 198.51.100.0/24]",
-		told: []string{"configuration: nodePortAddresses 203.0.113.0/24,198.51.100.0/24: none of this node's addresses is in it: 192.168.50.1, 10.244.1.1; node ports do not answer on IPv4"}},
+		told: []string{"configuration: nodePortAddresses 203.0.113.0/24,198.51.100.0/24: none of this node's addresses is in it: 192.168.50.1, 10.244.1.1; node ports do not answer on IPv4"}, appears: owning("198.51.100.7")},
 	{name: "ranges of node ports by a flag", names: "--nodeport-addresses", fields: "none", args: []string{"--nodeport-addresses=2001:db8::/64"},
-		told: []string{"nodePortAddresses 2001:db8::/64: none of this node's addresses is in it: fd00:50::1; node ports do not answer on IPv6"}},
+		told: []string{"nodePortAddresses 2001:db8::/64: none of this node's addresses is in it: fd00:50::1; node ports do not answer on IPv6"}, appears: owning("2001:db8::7")},
 	{name: "one of several ranges", fields: "nodePortAddresses: [203.0.113.0/24, 192.168.0.0/16, 'fd00::/8']"},
 	{name: "loopback addresses alone", fields: "nodePortAddresses: [127.0.0.0/8, '::1/128']"},
 	{name: "a bridge", names: "detectLocal.bridgeInterface", fields: "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cbr0}",
-		told: []string{"configuration: detectLocal.bridgeInterface cbr0: none of the devices that lead to pods (veth1) is detected by it"}},
+		told: []string{"configuration: detectLocal.bridgeInterface cbr0: none of the devices that lead to pods (veth1) is detected by it"}, appears: renamed("cni0", "cbr0")},
 	{name: "a bridge by a flag", names: "--pod-bridge-interface", fields: "none", args: []string{"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cbr0"},
-		told: []string{"detectLocal.bridgeInterface cbr0"}},
+		told: []string{"detectLocal.bridgeInterface cbr0"}, appears: renamed("cni0", "cbr0")},
 	{name: "no bridge", fields: "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}"},
 	{name: "a prefix of names", names: "detectLocal.interfaceNamePrefix", fields: "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}",
-		told: []string{"configuration: detectLocal.interfaceNamePrefix cali: none of the devices that lead to pods (veth1)"}},
+		told: []string{"configuration: detectLocal.interfaceNamePrefix cali: none of the devices that lead to pods (veth1)"}, appears: renamed("veth1", "cali1")},
 	{name: "a prefix of names by a flag", names: "--pod-interface-name-prefix", fields: "none", args: []string{"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali"},
-		told: []string{"detectLocal.interfaceNamePrefix cali"}},
+		told: []string{"detectLocal.interfaceNamePrefix cali"}, appears: renamed("veth1", "cali1")},
 	{name: "pods' addresses", names: "clusterCIDR", fields: "clusterCIDR: 10.200.0.0/16",
-		told: []string{"configuration: clusterCIDR 10.200.0.0/16: the podCIDR of this node, 10.244.1.0/24, is not in it"}},
+		told: []string{"configuration: clusterCIDR 10.200.0.0/16: the podCIDR of this node, 10.244.1.0/24, is not in it"}, appears: servingPods("10.200.1.0/24")},
 	{name: "pods' addresses by a flag", names: "--cluster-cidr", fields: "none", args: []string{"--cluster-cidr=10.200.0.0/16"},
-		told: []string{"clusterCIDR 10.200.0.0/16"}},
+		told: []string{"clusterCIDR 10.200.0.0/16"}, appears: servingPods("10.200.1.0/24")},
 	{name: "a device", names: "--devices", fields: "none", args: []string{"--devices=enp0s9,eth0,veth*"},
-		told: []string{"configuration: --devices enp0s9: this node has no such device"}},
+		told: []string{"configuration: --devices enp0s9: this node has no such device"}, appears: uplink("enp0s9")},
 	{name: "all devices of a kind", fields: "none", args: []string{"--devices=enp*,veth*"},
-		told: []string{"configuration: --devices enp*: this node has no such device, and programs are attached to none that leads to other hosts: node ports do not answer what arrives by eth0"}},
+		told: []string{"configuration: --devices enp*: this node has no such device, and programs are attached to none that leads to other hosts: node ports do not answer what arrives by eth0"}, appears: renamed("eth0", "enp0s8")},
 	{name: "one of several kinds of devices", fields: "none", args: []string{"--devices=enp*,eth*,veth*"}},
 	{name: "an excluded device, which is left out anyway", names: "--exclude-devices", fields: "none", args: []string{"--exclude-devices=docker0"}},
 	{name: "a gate", names: "featureGates", fields: "featureGates: {NoSuchGate: true}"}, // told as ignored: see TestIgnoredParts
@@ -101,6 +102,38 @@ var absent = []struct {
 	{name: "a folder of manifests", names: "--manifests", fields: "none", args: []string{"--manifests=/nosuch/folder"}, refused: "/nosuch/folder"},
 	// A server that cannot listen is seen by trying: TestServersThatCannotListen, and test/e2e.TestNotAsConfigured.
 	{name: "addresses of servers", names: "healthzBindAddress metricsBindAddress --healthz-bind-address --metrics-bind-address"},
+}
+
+// The changes of [absentNode] by which what is missed appears.
+
+func called(name string) func(*node.State, *kube.Node) {
+	return func(_ *node.State, object *kube.Node) { object.Name = name }
+}
+
+func owning(addr string) func(*node.State, *kube.Node) {
+	return func(state *node.State, _ *kube.Node) {
+		state.Addresses = append(state.Addresses, node.Address{Addr: netip.MustParseAddr(addr), IfIndex: 2})
+	}
+}
+
+func renamed(from, to string) func(*node.State, *kube.Node) {
+	return func(state *node.State, _ *kube.Node) {
+		for i, d := range state.Devices {
+			if d.Name == from {
+				state.Devices[i].Name = to
+			}
+		}
+	}
+}
+
+func uplink(name string) func(*node.State, *kube.Node) {
+	return func(state *node.State, _ *kube.Node) {
+		state.Devices = append(state.Devices, node.Device{Index: 9, Name: name, LinkLayer: node.LinkEthernet, IsUp: true})
+	}
+}
+
+func servingPods(prefix string) func(*node.State, *kube.Node) {
+	return func(_ *node.State, object *kube.Node) { object.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(prefix)} }
 }
 
 // absentNode is node-1, with a pod behind a bridge.
@@ -134,7 +167,11 @@ func TestWhatTheConfigurationNames(t *testing.T) {
 			continue
 		}
 		t.Run("it names "+test.name, func(t *testing.T) {
-			troubles, err := troublesOf(t, test.fields, test.args...)
+			agent, err := agentOf(t, test.fields, test.args...)
+			var troubles []string
+			if err == nil {
+				troubles = agent.troubles()
+			}
 			switch {
 			case test.refused != "" && (err == nil || !strings.Contains(err.Error(), test.refused)):
 				t.Errorf("the error is %v, want one with %q", err, test.refused)
@@ -146,6 +183,22 @@ func TestWhatTheConfigurationNames(t *testing.T) {
 			for _, text := range test.told {
 				if !strings.Contains(strings.Join(troubles, "\n"), text) {
 					t.Errorf("the troubles are %q, want %q", troubles, text)
+				}
+			}
+			if test.told == nil {
+				return
+			}
+			if test.appears == nil {
+				t.Fatal("nothing shows that it ends")
+			}
+			state, object := absentNode()
+			test.appears(&state, &object)
+			if agent.become(state, object); len(agent.troubles()) > 0 {
+				t.Errorf("it appears, and the troubles are %q", agent.troubles())
+			}
+			if state, object := absentNode(); object.Name == agent.Status().Node { // for a Node is known for good
+				if agent.become(state, object); len(agent.troubles()) != len(troubles) {
+					t.Errorf("it goes again, and the troubles are %q, want %q", agent.troubles(), troubles)
 				}
 			}
 		})
@@ -161,8 +214,8 @@ func TestWhatTheConfigurationNames(t *testing.T) {
 	}
 }
 
-// troublesOf returns the troubles in the status of an agent on [absentNode] with this configuration.
-func troublesOf(t *testing.T, fields string, args ...string) ([]string, error) {
+// agentOf returns an agent on [absentNode] with this configuration.
+func agentOf(t *testing.T, fields string, args ...string) (absence, error) {
 	t.Helper()
 	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	flags := newAgentFlags(set)
@@ -175,30 +228,52 @@ func troublesOf(t *testing.T, fields string, args ...string) ([]string, error) {
 	}
 	s, err := flags.resolve()
 	if err != nil {
-		return nil, err
+		return absence{}, err
 	}
 	flags.dryRun = true // needs no cgroup
 	cfg, err := flags.agentConfig(&places{}, s, slog.New(slog.DiscardHandler))
 	if err != nil && !strings.Contains(err.Error(), "in-cluster") {
-		return nil, err
+		return absence{}, err
 	}
 	if cfg.Manifests != "" {
 		_, _, err := agent.DryRun(t.Context(), cfg)
 
-		return nil, err
+		return absence{}, err
 	}
+	state, object := absentNode()
+	if cfg.NodeName != object.Name {
+		object = kube.Node{}
+	}
+
+	return newAbsence(t, cfg, state, object), nil
+}
+
+// absence is an agent on a node that may lack what its configuration names.
+type absence struct {
+	*agent.Offline
+}
+
+// newAbsence returns an agent on a node. An object without a name is none.
+func newAbsence(t *testing.T, cfg agent.Config, state node.State, object kube.Node) absence {
+	t.Helper()
 	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(100).Tables})
 	lab.Must(t, err)
-	offline := agent.NewOffline(cfg, writer)
-	state, object := absentNode()
-	offline.SetState(state)
-	if cfg.NodeName == object.Name {
-		offline.Sink().SetNode(object, nil)
-	}
-	offline.Work()
+	a := absence{agent.NewOffline(cfg, writer)}
+	a.become(state, object)
 
-	return offline.Status().Troubles(), nil
+	return a
 }
+
+// become changes the node.
+func (a absence) become(state node.State, object kube.Node) {
+	a.SetState(state)
+	if object.Name != "" {
+		a.Sink().SetNode(object, nil)
+	}
+	a.Work()
+}
+
+func (a absence) troubles() []string { return a.Status().Troubles() }
 
 // allNames returns the paths of all fields of a configuration, and all flags of the agent.
 func allNames() []string {
