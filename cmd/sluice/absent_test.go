@@ -133,7 +133,9 @@ func uplink(name string) func(*node.State, *kube.Node) {
 }
 
 func servingPods(prefix string) func(*node.State, *kube.Node) {
-	return func(_ *node.State, object *kube.Node) { object.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(prefix)} }
+	return func(_ *node.State, object *kube.Node) {
+		object.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(prefix)}
+	}
 }
 
 // absentNode is node-1, with a pod behind a bridge.

@@ -78,7 +78,7 @@ func readServices(cmd *cobra.Command, where *places, args []string) ([]status.Se
 	}
 	name, err := status.ServiceNamed(names, args[0])
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; headless ones and those of type ExternalName lead to no address of a Service", err)
 	}
 	i := slices.Index(names, name)
 

@@ -27,7 +27,7 @@ func (i *inquiry) explainNoFrontend(ctx context.Context) error {
 		return err
 	}
 	var here, nodePorts []string // ports of this address, and node ports
-	service := ""
+	service, elsewhere := "", "" // that have the node port: of the destination's family, and of the other one
 	for _, f := range frontends {
 		text := fmt.Sprintf("%d/%s of Service %s", f.Address.Port(), f.Protocol, f.Service)
 		switch {
@@ -39,6 +39,8 @@ func (i *inquiry) explainNoFrontend(ctx context.Context) error {
 			if f.Address.Port() == i.To.Port() && f.Protocol == i.Protocol {
 				service = f.Service
 			}
+		case f.Address.Addr().IsUnspecified() && f.Address.Port() == i.To.Port() && f.Protocol == i.Protocol:
+			elsewhere = fmt.Sprintf("%s, for %s only", f.Service, lb.FamilyOf(f.Address.Addr()))
 		}
 	}
 	for _, list := range []*[]string{&here, &nodePorts} {
@@ -47,8 +49,6 @@ func (i *inquiry) explainNoFrontend(ctx context.Context) error {
 	}
 	if len(here) > 0 {
 		i.whyNoFrontend = fmt.Sprintf("no Service has %s; of this address there are %s", dialed, status.ListText(here))
-
-		return nil
 	}
 	way, err := node.WayTo(i.To.Addr())
 	if err != nil || !way.Local {
@@ -78,6 +78,9 @@ func (i *inquiry) explainNoFrontend(ctx context.Context) error {
 	case check != "":
 		i.whyNoFrontend = fmt.Sprintf("%d is the health check node port of Service %s, and the agent does not answer at %s but %s (nodePortAddresses)",
 			i.To.Port(), check, i.To.Addr(), answers)
+	case elsewhere != "":
+		i.whyNoFrontend = fmt.Sprintf("%d/%s is a node port of Service %s", i.To.Port(), i.Protocol, elsewhere)
+	case len(here) > 0:
 	case len(nodePorts) > 0:
 		i.whyNoFrontend = fmt.Sprintf("%s is an address of this node, and %d/%s no node port; there are %s", i.To.Addr(), i.To.Port(), i.Protocol, status.ListText(nodePorts))
 	default:

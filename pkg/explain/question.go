@@ -28,6 +28,9 @@ func (e *Explainer) Ask(from, to, device string) (Question, error) {
 			break
 		}
 	}
+	if port, is := strings.CutPrefix(to, "localhost:"); is {
+		to = "127.0.0.1:" + port
+	}
 	var err error
 	if q.To, err = netip.ParseAddrPort(to); err == nil {
 		q.To = netip.AddrPortFrom(q.To.Addr().Unmap(), q.To.Port())
@@ -185,22 +188,32 @@ func serviceName(text string) (string, error) {
 	return "", fmt.Errorf("%s is no name of a Service, as web.default.svc is: use what DNS returns for it", text)
 }
 
-// similar returns the names that have most in common with the one that was asked for: those of the same Namespace or
-// with a part of the name, or else all.
+// similar returns the names that have most in common with the one that was asked for, the most similar first: those of
+// the same Namespace, with a part of the name or the same beginning, or else all.
 func similar(services []string, asked string) []string {
 	namespace, short, has := strings.Cut(asked, "/")
 	if !has {
 		namespace, short = "", asked
 	}
+	begins := func(full string) (n int) { // as the name that was asked for
+		_, name, _ := strings.Cut(full, "/")
+		for n < min(len(name), len(short)) && name[n] == short[n] {
+			n++
+		}
+
+		return n
+	}
 	var found []string
 	for _, full := range services {
 		of, name, _ := strings.Cut(full, "/")
-		if of == namespace || strings.Contains(name, short) || strings.Contains(short, name) {
+		if of == namespace || strings.Contains(name, short) || strings.Contains(short, name) || begins(full) > len(short)/2 {
 			found = append(found, full)
 		}
 	}
 	switch {
 	case len(found) > 0:
+		slices.SortStableFunc(found, func(a, b string) int { return cmp.Compare(begins(b), begins(a)) })
+
 		return found
 	case len(services) == 0:
 		return []string{"none"}
