@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -97,6 +98,7 @@ type Datapath struct {
 	programs func() (*bpf.Programs, error) // waits until they are loaded
 	links    *links
 	devices  devicePrograms
+	hooked   atomic.Bool // the programs of sockets are attached, by this process
 }
 
 // Open adopts the pinned maps, or creates them, and begins to load the programs of

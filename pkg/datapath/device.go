@@ -132,7 +132,10 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	}
 	err = errors.Join(d.links.detachDevices(keep(TCX)), d.devices.detachFilters(keep(Clsact), complete))
 	if complete {
-		err = errors.Join(err, d.removeKept(), d.maps.EndInheriting())
+		err = errors.Join(err, d.removeKept())
+		if d.hooked.Load() { // otherwise hooks of another version may be at work, with the state of theirs
+			err = errors.Join(err, d.maps.EndInheriting())
+		}
 	}
 
 	return failed, err

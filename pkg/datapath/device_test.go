@@ -291,6 +291,22 @@ func TestIngressQdisc(t *testing.T) {
 	p.wantState("eth1", "", "")
 }
 
+// The state of another version stays as long as hooks of it may be at work, although all devices are attached.
+func TestStateStaysForHooks(t *testing.T) {
+	p := newPort(t, Clsact)
+	other := filepath.Join(p.cfg.BPFRoot, "state-v0")
+	lab.Must(t, os.Mkdir(other, 0o700))
+	p.attach(p.device())
+	if _, err := os.Stat(other); err != nil {
+		t.Errorf("before hooks are attached: %v", err)
+	}
+	lab.Must(t, p.Attach())
+	p.attach(p.device())
+	if _, err := os.Stat(other); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("when no program of another version is attached: %v", err)
+	}
+}
+
 func TestAttachmentIsChosen(t *testing.T) {
 	p := newPort(t, Clsact)
 	for _, test := range []struct {

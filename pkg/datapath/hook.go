@@ -79,6 +79,7 @@ func (d *Datapath) Attach() error {
 			return fmt.Errorf("maps of another version: %w", err)
 		}
 	}
+	d.hooked.Store(true)
 
 	return nil
 }
