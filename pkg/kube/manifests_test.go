@@ -250,3 +250,38 @@ func TestManifestsAtRest(t *testing.T) {
 		t.Errorf("a change was read after %v", took)
 	}
 }
+
+// Where there are thousands of files, a change of one decodes that one, and reports nothing of the others.
+func TestManifestsDecodeWhatChanges(t *testing.T) {
+	const files = 3000
+	dir := t.TempDir()
+	path := func(i int) string { return filepath.Join(dir, fmt.Sprintf("s%04d.yaml", i)) }
+	for i := range files {
+		mustWrite(t, path(i), serviceYAML(fmt.Sprint("s", i), fmt.Sprintf("10.%d.%d.1", 100+i/200, i%200)))
+	}
+	sink := newRecorder()
+	m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
+	lab.Must(t, err)
+	m.scan(true)
+	time.Sleep(2 * scanInterval)
+	m.scan(false)
+	m.scan(false)
+	if calls := sink.take(); len(calls) < files {
+		t.Fatalf("%d calls, want one for each of %d files", len(calls), files)
+	}
+	before := make(map[string]any)
+	for name, file := range m.files {
+		before[name] = file.objects[0].obj
+	}
+	mustWrite(t, path(7), serviceYAML("s7", "10.99.0.1"))
+	m.scan(false)
+	m.scan(false)
+	if calls := sink.take(); len(calls) > 2 { // the Service, and the end of what was read
+		t.Errorf("the change of one file leads to %d calls: %v", len(calls), calls[:3])
+	}
+	for name, file := range m.files {
+		if same := file.objects[0].obj == before[name]; same != (name != "s0007.yaml") {
+			t.Errorf("%s is as it was decoded before: %v", name, same)
+		}
+	}
+}
