@@ -253,20 +253,17 @@ __noinline __s64 less_loaded(__s64 best, __u32 slot, __u32 rank, __u64 now)
 }
 
 /*
- * least_busy returns the backend with the fewest connections, and any of several with equal chances. Where
- * many are idle, a few attempts find one.
+ * least_busy returns the backend with the fewest connections, and any of several with equal chances. It is
+ * an idle one at once, if most are.
  */
 static __always_inline __u32 least_busy(__u32 base, __u32 count, __u64 now)
 {
 	__s64 best = 0x7fffffffffffffff; /* see less_loaded */
-	__u32 random, slot, i;
+	__u32 any = base + random_below(count), random, i;
 	__u64 next;
 
-	for (i = 0; i < MAX_PICKS; i++) {
-		slot = base + random_below(count);
-		if (less_loaded(best, slot, 0, now) == 0)
-			return slot_at(slot);
-	}
+	if (!less_loaded(best, any, 0, now))
+		return slot_at(any);
 	random = bpf_get_prandom_u32();
 	for (i = 0; i < MAX_COMPARED && i < count; i++) {
 		next = compared(count, random, i);
