@@ -36,6 +36,7 @@ func TestShortcut(t *testing.T) {
 					o := w.ingress(t, p, in)
 					o.verdictIs(verdictNext)
 					want := o.between
+					in = in.fromPort(maps.Port(w.flowOf(t, test.client, clusterIP).StackPort))
 					if test.direct {
 						want.dst = macOf(at(test.backend).Addr())
 					}

@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -24,7 +25,7 @@ func TestSharedBackendIsAvoided(t *testing.T) {
 				w.serve(t, service{at: []string{otherIP}, proto: proto, to: []string{portPod, portPodToo}})
 				changed := 0
 				for i := range 30 {
-					from := clientAt(i)
+					from := netip.AddrPortFrom(at(p.client).Addr(), uint16(41000+i)).String()
 					in := first(proto, from, clusterIP)
 					w.ingress(t, p, in).becomes(in.to(portPod), maps.ReasonTranslated)
 					w.ingress(t, p, in.to(otherIP)).ends(verdictNext, maps.ReasonTranslated)

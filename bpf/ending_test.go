@@ -15,12 +15,13 @@ import (
 
 // said is a packet of one side of a masqueraded connection.
 type said struct {
-	client bool
-	packet packet
+	client    bool
+	packet    packet
+	elsewhere bool // the backend sends it on another connection
 }
 
-func byClient(p packet) said  { return said{true, p} }
-func byBackend(p packet) said { return said{false, p} }
+func byClient(p packet) said  { return said{client: true, packet: p} }
+func byBackend(p packet) said { return said{packet: p} }
 
 func segment(flags string) packet { return tcp(client, client, flags) }
 

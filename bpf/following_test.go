@@ -85,9 +85,10 @@ func TestRefresh(t *testing.T) {
 
 // heard is a packet, and the states after it: of the client's side and of the backend's.
 type heard struct {
-	client bool
-	packet packet
-	states [2]uint8
+	client    bool
+	packet    packet
+	states    [2]uint8
+	elsewhere bool // the backend sends it on another connection
 }
 
 // The end of a flow is recorded for the side that has ended.
@@ -95,8 +96,13 @@ func TestStates(t *testing.T) {
 	const (
 		isNew, open, fin, reset = maps.FlowNew, maps.FlowOpen, maps.FlowFin, maps.FlowReset
 	)
-	say := func(p packet, from, to uint8) heard { return heard{true, p, [2]uint8{from, to}} }
-	hear := func(p packet, from, to uint8) heard { return heard{false, p, [2]uint8{from, to}} }
+	say := func(p packet, from, to uint8) heard {
+		return heard{client: true, packet: p, states: [2]uint8{from, to}}
+	}
+	hear := func(p packet, from, to uint8) heard { return heard{packet: p, states: [2]uint8{from, to}} }
+	elsewhere := func(p packet, from, to uint8) heard {
+		return heard{packet: p, states: [2]uint8{from, to}, elsewhere: true}
+	}
 	tcpWith := func(flags string) packet { return tcp(client, client, flags) }
 	sctpWith := func(chunk uint8) packet { return sctp(client, client, chunk) }
 
@@ -125,7 +131,7 @@ func TestStates(t *testing.T) {
 		{"TCP, refused", layers.IPProtocolTCP, []heard{hear(tcpWith("R."), isNew, reset)}},
 		{"TCP, forged, before the answer", layers.IPProtocolTCP, []heard{
 			say(tcpWith("."), isNew, isNew), say(tcpWith("S."), isNew, isNew), say(tcpWith("R"), isNew, isNew), hear(tcpWith("."), isNew, isNew), hear(tcpWith("F."), isNew, isNew),
-			hear(tcpWith("S.").acks(1<<20), isNew, isNew), hear(tcpWith("S."), isNew, open), say(tcpWith(".").acks(1<<20), isNew, open), say(tcpWith("."), open, open),
+			elsewhere(tcpWith("S.").acks(1<<20), isNew, isNew), hear(tcpWith("S."), isNew, open), say(tcpWith(".").acks(1<<20), isNew, open), say(tcpWith("."), open, open),
 		}},
 		{"TCP, forged", layers.IPProtocolTCP, []heard{
 			hear(tcpWith("S."), isNew, open), say(tcpWith("."), open, open), say(tcpWith("F.").numbered(9), open, open), hear(tcpWith("F.").numbered(9), open, open),
@@ -137,9 +143,9 @@ func TestStates(t *testing.T) {
 			say(sctpWith(chunkData), open, open), say(sctpWith(chunkShutdown), fin, open), hear(sctpWith(chunkShutdownAck), fin, fin), say(sctpWith(chunkShutdownDone), fin, fin),
 		}},
 		{"SCTP, forged", layers.IPProtocolSCTP, []heard{
-			hear(sctpWith(chunkInitAck).bearing("else"), isNew, isNew), hear(sctpWith(chunkInitAck), isNew, open),
+			elsewhere(sctpWith(chunkInitAck).bearing("else"), isNew, isNew), hear(sctpWith(chunkInitAck), isNew, open),
 			say(sctpWith(chunkCookieEcho).bearing("else"), isNew, open), say(sctpWith(chunkShutdown).bearing("else"), isNew, open), say(sctpWith(chunkCookieEcho), open, open),
-			say(sctpWith(chunkAbort).bearing("else"), open, open), say(sctpWith(chunkAbort).reflecting("else"), open, open), hear(sctpWith(chunkShutdownAck).bearing("else"), open, open),
+			say(sctpWith(chunkAbort).bearing("else"), open, open), say(sctpWith(chunkAbort).reflecting("else"), open, open), elsewhere(sctpWith(chunkShutdownAck).bearing("else"), open, open),
 		}},
 		{"SCTP, aborted by a side that does not know of it", layers.IPProtocolSCTP, []heard{
 			hear(sctpWith(chunkInitAck).with("backend!"), isNew, open), say(sctpWith(chunkCookieEcho).bearing("backend!"), open, open), hear(sctpWith(chunkAbort).reflecting("backend!"), open, reset),
@@ -159,9 +165,12 @@ func TestStates(t *testing.T) {
 func listen(t *testing.T, c *conversation, all []heard) {
 	t.Helper()
 	for i, heard := range all {
-		if heard.client {
+		switch {
+		case heard.client:
 			c.says(t, heard.packet)
-		} else {
+		case heard.elsewhere:
+			c.sendsElsewhere(t, heard.packet)
+		default:
 			c.hears(t, heard.packet)
 		}
 		have := [2]uint8{c.w.role(t, maps.FlowFromClient).flow.State, c.w.role(t, maps.FlowToClient).flow.State}

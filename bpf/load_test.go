@@ -235,6 +235,10 @@ func TestBytesOfFlows(t *testing.T) {
 			c.hears(t, in)
 		}
 		check("after the first packet")
+		if c.masqueradedPort != 0 && !c.isTurned() {
+			c.leaves(t, first(c.proto, c.place.client, c.backend))
+			c.returns(t, answer(c.proto, c.backend, node))
+		}
 		hears(answer(c.proto, c.backend, c.place.client))
 		check("after its answer")
 		says(second(c.proto, c.place.client, c.vip))

@@ -21,8 +21,8 @@ func TestMark(t *testing.T) {
 
 		w.marked = 0
 		w.ingress(t, p, tcp(p.client, otherServer, "S")).passes(maps.ReasonPassOtherTraffic)
-		w.egress(t, uplink, in.to(remotePod)).ends(verdictNext, maps.ReasonFlow)
-		back := tcp(remotePod, node, "P.").toPort(port)
+		w.egress(t, uplink, tcp(p.client, remotePod, "S")).ends(verdictNext, maps.ReasonFlow)
+		back := tcp(remotePod, node, "S.").toPort(port)
 		if source.Addr() != w.mapAddr(node).IP() {
 			return // the address of another device
 		}

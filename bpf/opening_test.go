@@ -93,6 +93,12 @@ func (c *conversation) hears(t *testing.T, in packet) {
 	c.w.egress(t, c.place, in).becomes(in.from(c.vip), maps.ReasonFlow)
 }
 
+// sendsElsewhere sends a packet of the backend to the client's port that is of another connection.
+func (c *conversation) sendsElsewhere(t *testing.T, in packet) {
+	t.Helper()
+	c.w.egress(t, c.place, in.from(c.backend).to(c.place.client)).passes(maps.ReasonPassOtherTraffic)
+}
+
 // establish confirms the flow.
 func (c *conversation) establish(t *testing.T) {
 	t.Helper()
@@ -234,6 +240,7 @@ func TestEntriesContainTheFlow(t *testing.T) {
 // The packets that confirm a flow, and those that do not.
 func TestConfirmation(t *testing.T) {
 	say, hear := byClient, byBackend
+	elsewhere := func(p packet) said { return said{packet: p, elsewhere: true} }
 	tcpWith := func(flags string) packet { return tcp(client, client, flags) }
 	sctpWith := func(chunk uint8) packet { return sctp(client, client, chunk) }
 	data := udp(client, client)
@@ -249,7 +256,7 @@ func TestConfirmation(t *testing.T) {
 		{name: "one that follows data in the SYN", proto: layers.IPProtocolTCP, said: []said{say(tcpWith("S").with("hello")), hear(tcpWith("S.")), say(tcpWith("P.").with("hello"))}, confirmed: true},
 		{name: "not one before the answer", proto: layers.IPProtocolTCP, said: []said{say(tcpWith("."))}},
 		{name: "not one of something else", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith(".").acks(1 << 17))}},
-		{name: "not a forged answer, and its ACK", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.").numbered(1 << 20).acks(1 << 20)), say(tcpWith(".").acks(1<<20 + 1))}},
+		{name: "not a forged answer, and its ACK", proto: layers.IPProtocolTCP, said: []said{elsewhere(tcpWith("S.").numbered(1 << 20).acks(1 << 20)), say(tcpWith(".").acks(1<<20 + 1))}},
 		{name: "not what the client accepts", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("S."))}},
 		{name: "the client's FIN", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("F."))}, confirmed: true},
 		{name: "not its RST", proto: layers.IPProtocolTCP, said: []said{hear(tcpWith("S.")), say(tcpWith("R"))}},
@@ -260,16 +267,19 @@ func TestConfirmation(t *testing.T) {
 		{name: "not SCTP's INIT-ACK", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck))}},
 		{name: "not its COOKIE-ECHO", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho))}},
 		{name: "its COOKIE-ACK", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho)), hear(sctpWith(chunkCookieAck))}, confirmed: true},
-		{name: "not one with another tag", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho)), hear(sctpWith(chunkCookieAck).bearing("else"))}},
+		{name: "not one with another tag", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkInitAck)), say(sctpWith(chunkCookieEcho)), elsewhere(sctpWith(chunkCookieAck).bearing("else"))}},
 		{name: "not an ABORT", proto: layers.IPProtocolSCTP, said: []said{hear(sctpWith(chunkAbort)), say(sctpWith(chunkAbort))}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
 				c := begin(t, w, p, test.proto, portPod)
 				for _, said := range test.said {
-					if said.client {
+					switch {
+					case said.client:
 						c.says(t, said.packet)
-					} else {
+					case said.elsewhere:
+						c.sendsElsewhere(t, said.packet)
+					default:
 						c.hears(t, said.packet)
 					}
 				}

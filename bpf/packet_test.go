@@ -152,9 +152,21 @@ func (p packet) reflecting(asked string) packet {
 	return p.bearing(asked)
 }
 
+// cut ends the payload after so many bytes.
+func (p packet) cut(bytes int) packet { return p.with(p.payload[:bytes]) }
+
+// filled replaces the payload. SCTP's keeps the tag that its side asks for.
+func (p packet) filled(payload string) packet {
+	if p.proto == layers.IPProtocolSCTP {
+		payload = association[:4] + payload
+	}
+
+	return p.with(payload)
+}
+
 func (p packet) with(payload string) packet { p.payload = payload; return p }
 func (p packet) long(bytes int) packet {
-	return p.with(strings.Repeat("long payload ", bytes/13+1)[:bytes])
+	return p.filled(strings.Repeat("long payload ", bytes/13+1)).cut(bytes)
 }
 func (p packet) tagged(vlans ...uint16) packet { p.tags = vlans; return p }
 func (p packet) withExtras(n int) packet       { p.extras = n; return p }

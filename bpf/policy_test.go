@@ -37,10 +37,18 @@ func TestScopeOfTheSource(t *testing.T) {
 		w.serve(t, service{at: []string{balancer}, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{portPodToo}})
 		ofPod := map[uint32]string{maps.DevicePods: tapPod, maps.DeviceUplink: portPodToo}[p.class]
 		in := tcp("8.0.4.9:40000", balancer, "S")
-		w.ingress(t, p, in).becomes(in.to(ofPod), maps.ReasonTranslated)
+		w.goesTo(t, p, in, ofPod)
 		in = tcp("8.0.5.9:40000", balancer, "S")
-		w.ingress(t, p, in).becomes(in.to(portPodToo), maps.ReasonTranslated)
+		w.goesTo(t, p, in, portPodToo)
 	}, bySource)
+}
+
+// goesTo checks that a first packet goes on to a backend, perhaps from another port.
+func (w *world) goesTo(t *testing.T, p place, in packet, backend string) {
+	t.Helper()
+	o := w.ingress(t, p, in)
+	seen := maps.Port(w.flowOf(t, in.src.String(), in.dst.String()).StackPort)
+	o.becomes(in.fromPort(seen).to(backend), maps.ReasonTranslated)
 }
 
 // Traffic policy Local, and no backend here.
@@ -117,8 +125,7 @@ func TestSourceRanges(t *testing.T) {
 		w.serve(t, service{at: []string{"8.0.30.2:80"}, kind: maps.KindLoadBalancer, ranges: []string{"8.0.20.0/24"}})
 		w.serve(t, service{at: []string{"8.0.30.3:80"}, kind: maps.KindLoadBalancer, to: []string{tapPod}, ranges: []string{"8.0.21.0/24"}})
 		for _, src := range []string{allowed, "8.0.22.1:40000"} {
-			in := tcp(src, balancer, "S")
-			w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
+			w.goesTo(t, p, tcp(src, balancer, "S"), tapPod)
 		}
 		for _, src := range []string{other, "8.0.22.2:40000"} {
 			w.ingress(t, p, tcp(src, balancer, "S")).drops(maps.ReasonDropSourceRange)

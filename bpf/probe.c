@@ -153,8 +153,9 @@ static __always_inline enum reason explain_way(struct __sk_buff *ctx, struct pac
 	const struct addr *client = &pkt->ip.key.src;
 	struct route way;
 
+	find_back(ctx, pkt, &be->addr);
 	if (addr_flags(&be->addr) & ADDR_NODE ||
-	    !(is->pool.flags & POOL_MASQUERADE || misses_node(ctx, be, client)))
+	    !(is->pool.flags & POOL_MASQUERADE || misses_node(ctx, pkt, be)))
 		return REASON_TRANSLATED;
 	is->found |= FOUND_MASQUERADE;
 	if (try_turn(ctx, pkt, be)) {
@@ -194,6 +195,8 @@ static __always_inline enum reason explain_packet(struct __sk_buff *ctx, struct 
 		return REASON_PASS_NO_FRONTEND;
 	is->scope = scope_of(&came->src);
 	why = lookup_frontend(came, flags, &is->pool);
+	if (why != REASON_PASS_NO_FRONTEND && is_no_client(came))
+		return REASON_DROP_SOURCE;
 	if (why)
 		return why;
 	is->found |= FOUND_POOL;

@@ -98,8 +98,8 @@ func TestRefusalsThatAreSilent(t *testing.T) {
 		in     packet
 		why    maps.Reason
 	}{
-		{"a group as source", ethernets, tcp("224.0.0.1:40000", empty, "S"), maps.ReasonRejectLimited},
-		{"an unspecified source", ethernets, udp("0.0.0.0:40000", empty), maps.ReasonRejectLimited},
+		{"a group as source", ethernets, tcp("224.0.0.1:40000", empty, "S"), maps.ReasonDropSource},
+		{"an unspecified source", ethernets, udp("0.0.0.0:40000", empty), maps.ReasonDropSource},
 		{"a frame to all stations", []place{uplink, podVeth}, udp(client, empty).broadcast(), maps.ReasonRejectLimited},
 	} {
 		t.Run(test.name, func(t *testing.T) {

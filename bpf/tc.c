@@ -141,13 +141,28 @@ static __always_inline enum reason begin(struct __sk_buff *ctx, struct packet *p
 }
 
 /*
+ * belongs_here reports whether a first packet, though the flow f has its tuple, is of another client: that flow is
+ * foreign, or of a client behind another class of devices, and the packet comes by the device behind which its
+ * source is. It is global, so that the verifier walks it once.
+ */
+__noinline int belongs_here(struct __sk_buff *ctx)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+
+	if (!pkt)
+		return false;
+	find_back(ctx, pkt, &pkt->ip.key.dst);
+	return is_behind_device(ctx, pkt);
+}
+
+/*
  * assign_flow finds or opens the flow of a packet from the wire, and sets pkt->to to what the
  * packet becomes.
  */
 static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct packet *pkt,
 					       __u32 flags)
 {
-	bool half_open;
+	bool half_open, stray, other;
 	struct flow *f = find_flow(pkt, &pkt->ip.key, &half_open);
 	enum reason why;
 
@@ -156,9 +171,14 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 			hide_from_socket(ctx, HOOK_INGRESS);
 		return begin(ctx, pkt, flags, 0);
 	}
-	if (is_stray(f))
-		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : begin_flow(ctx, flags);
-	if (starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
+	stray = is_stray(f);
+	if (stray && pkt->event != EVENT_OPEN)
+		return begin_flow(ctx, flags);
+	other = (stray || (is_foreign(f) && f->role == FLOW_FROM_CLIENT)) &&
+		pkt->event == EVENT_OPEN && belongs_here(ctx);
+	if (stray && !other)
+		return REASON_DROP_TUPLE_TAKEN;
+	if (other || starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
 		uncount(f);
 		report_bytes(f);
 		if (f->flags & FLOW_RESTEERED) { /* the socket may dial that backend again */
@@ -273,6 +293,12 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	} else if (is_direct_connection(pkt, f)) {
 		forget_all(pkt);
 		return REASON_PASS_OTHER_TRAFFIC;
+	} else if (half_open) {
+		pkt->flow = *f;
+		if (!is_of_opening()) {
+			forget_fragment(&pkt->ip);
+			return REASON_PASS_OTHER_TRAFFIC;
+		}
 	}
 	if (config_device_class == DEVICE_UPLINK && half_open && f->role == FLOW_TO_BACKEND &&
 	    !(f->flags & FLOW_SENT)) {

@@ -90,9 +90,9 @@ func TestShapes(t *testing.T) {
 		{name: "tagged and with options", shape: func(p packet) packet { return p.tagged(9).withExtras(2) }},
 		{name: "of a traffic class", shape: func(p packet) packet { return p.withTOS(0xb9) }},
 		{name: "with one hop left", shape: func(p packet) packet { return p.withHops(1) }},
-		{name: "empty", shape: func(p packet) packet { return p.with("") }},
-		{name: "of one byte", shape: func(p packet) packet { return p.with("x") }},
-		{name: "in a frame that is filled up", shape: func(p packet) packet { return p.with("").padded(46) }},
+		{name: "empty", shape: func(p packet) packet { return p.filled("") }},
+		{name: "of one byte", shape: func(p packet) packet { return p.filled("x") }},
+		{name: "in a frame that is filled up", shape: func(p packet) packet { return p.filled("").padded(46) }},
 		{name: "long", shape: func(p packet) packet { return p.long(1401) }},
 		{name: "without a checksum", only: layers.IPProtocolUDP, shape: packet.withoutSum},
 	} {

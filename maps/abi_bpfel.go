@@ -510,7 +510,8 @@ const (
 	abiReasonREASON_DROP_ABANDONED          abiReason = 25
 	abiReasonREASON_REJECT_NO_FLOW          abiReason = 26
 	abiReasonREASON_DROP_NO_FLOW            abiReason = 27
-	abiReasonREASON_COUNT                   abiReason = 28
+	abiReasonREASON_DROP_SOURCE             abiReason = 28
+	abiReasonREASON_COUNT                   abiReason = 29
 )
 
 type abiRecent struct {

@@ -106,7 +106,7 @@ enum flow_flag {
 	FLOW_TURNED = 32, /* turned around: it does not pass the stack */
 	FLOW_BY_PODS = 64, /* the client's packets arrive on devices of class DEVICE_PODS */
 	FLOW_BY_UPLINKS =
-		128, /* or of class DEVICE_UPLINK; neither: an earlier build did not record it */
+		128, /* or of class DEVICE_UPLINK; neither: the client need not be there, see is_foreign in bpf/lib/flow.h */
 	FLOW_OF_NODE =
 		FLOW_BY_PODS |
 		FLOW_BY_UPLINKS, /* both: the client is a process of this node, see enum flow_role */

@@ -35,6 +35,7 @@ const (
 	ReasonDropAbandoned          = Reason(abiReasonREASON_DROP_ABANDONED)
 	ReasonRejectNoFlow           = Reason(abiReasonREASON_REJECT_NO_FLOW)
 	ReasonDropNoFlow             = Reason(abiReasonREASON_DROP_NO_FLOW)
+	ReasonDropSource             = Reason(abiReasonREASON_DROP_SOURCE)
 	reasonCount                  = Reason(abiReasonREASON_COUNT)
 )
 
@@ -66,6 +67,7 @@ var reasons = [reasonCount]struct{ label, text string }{
 	ReasonDropAbandoned:          {"drop_abandoned", "dropped: a late answer of a backend that was given up, as another one has got the connection"},
 	ReasonRejectNoFlow:           {"reject_no_flow", "refused: reset, as it is of no connection to the Service that is known, and begins none"},
 	ReasonDropNoFlow:             {"drop_no_flow", "dropped: of no connection to the Service that is known, and itself a reset, an ICMP error or a later fragment, which gets no answer"},
+	ReasonDropSource:             {"drop_source", "dropped: its source is no client's: the address of a Service, of a group or of all hosts, unspecified, or loopback"},
 	ReasonDropTupleTaken:         {"drop_tuple_taken", "dropped: a flow of a client behind another kind of device has the same addresses and ports"},
 }
 

@@ -111,7 +111,8 @@ enum reason {
 	REASON_DROP_ABANDONED = 25, /* a late answer of a backend that was given up */
 	REASON_REJECT_NO_FLOW = 26, /* reset: of no known flow, and not the first packet of one */
 	REASON_DROP_NO_FLOW = 27, /* the same, but it is a reset itself, or cannot be answered */
-	REASON_COUNT = 28,
+	REASON_DROP_SOURCE = 28, /* the source of a first packet is none of a client */
+	REASON_COUNT = 29,
 };
 
 /* An IPv6 address, or an IPv4 address mapped into ::ffff:0:0/96. */

@@ -152,7 +152,7 @@ static __noinline int check_ending(struct packet *pkt, struct flow *f)
 		return 0;
 	if (pkt->event == EVENT_ACCEPT) {
 		if (other->end - pkt->tcp.ack < MAX_EARLY)
-			other->ack = pkt->tcp.end;
+			other->ack = pkt->tcp.seq + 1; /* data of the SYN-ACK may be left out */
 		else
 			pkt->event = EVENT_INVALID;
 	}
@@ -238,24 +238,62 @@ static __noinline int follow_segment(struct packet *pkt, struct flow *f, bool ha
 }
 
 /*
- * follow_chunk checks the tag of a packet of the side of an SCTP flow. An entry that was created
- * again knows of no tag.
+ * bears_tag reports whether a packet of the side of an SCTP flow bears the tag that its receiver has asked for.
+ * An entry that was created again knows of no tag.
  */
-static __noinline int follow_chunk(struct packet *pkt, struct flow *f, bool half_open)
+static __always_inline bool bears_tag(const struct packet *pkt, const struct flow *f,
+				      const struct flow *other)
 {
-	bool asks = half_open && pkt->event == (is_reply(f) ? EVENT_ACCEPT : EVENT_OPEN);
 	const struct sctp_tags *sctp = &pkt->sctp;
 	bool reflects = sctp->reflects && (pkt->event == EVENT_RESET || pkt->event == EVENT_FIN);
-	struct flow *other = asks || reflects ? other_side(pkt, f) : NULL;
 	__u32 tag = f->end;
 
 	if (reflects)
 		tag = other ? other->end : 0;
-	if (pkt->event != EVENT_OPEN && (pkt->ip.later || !tag || sctp->tag != tag))
+	return !pkt->ip.later && tag && sctp->tag == tag;
+}
+
+/* follow_chunk checks the tag of a packet of the side of an SCTP flow. */
+static __noinline int follow_chunk(struct packet *pkt, struct flow *f, bool half_open)
+{
+	bool asks = half_open && pkt->event == (is_reply(f) ? EVENT_ACCEPT : EVENT_OPEN);
+	struct flow *other = asks || pkt->sctp.reflects ? other_side(pkt, f) : NULL;
+
+	if (pkt->event != EVENT_OPEN && !bears_tag(pkt, f, other))
 		pkt->event = EVENT_INVALID;
 	else if (asks && other)
-		other->end = sctp->asks;
+		other->end = pkt->sctp.asks;
 	return 0;
+}
+
+/*
+ * is_of_opening reports whether the packet from the stack, with the tuple of the half-open flow pkt->flow, is of that:
+ * as long as the client has not confirmed the flow, it is the first packet or an answer to that, by its numbers. Any
+ * other is of a direct connection of the client, which need not have sent the first packet itself. It is for egress,
+ * and global, so that the verifier walks it once.
+ */
+__noinline int is_of_opening(void)
+{
+	struct packet *pkt = packet_at(HOOK_EGRESS);
+	const struct flow *f, *other;
+
+	if (!pkt)
+		return true;
+	f = &pkt->flow;
+	if (f->proto == IPPROTO_UDP || f->role == FLOW_FROM_CLIENT || pkt->ip.later)
+		return true;
+	if (f->proto == IPPROTO_SCTP) {
+		if (is_reply(f) || pkt->event != EVENT_OPEN)
+			return bears_tag(pkt, f, other_side(pkt, f));
+		other = entry_of(pkt, f, FLOW_TO_CLIENT);
+		return other && other->end == pkt->sctp.asks;
+	}
+	other = entry_of(pkt, f, FLOW_FROM_CLIENT);
+	if (!other || !is_new(other))
+		return !!other;
+	if (is_reply(f))
+		return pkt->tcp.acks && other->end - pkt->tcp.ack < MAX_EARLY;
+	return pkt->event == EVENT_OPEN && other->end - pkt->tcp.end < MAX_EARLY;
 }
 
 #endif

@@ -524,6 +524,15 @@ static __always_inline enum reason recall_fragment(struct headers *ip)
 	return REASON_NEXT;
 }
 
+/* forget_fragment lets the later fragments of a first one, which passes untranslated, pass as well. */
+static __always_inline void forget_fragment(const struct headers *ip)
+{
+	struct fragment_key key = fragment_key(ip);
+
+	if (ip->fragment)
+		bpf_map_delete_elem(&sl_fragments, &key);
+}
+
 /* read_transport reads or recalls the ports of a packet that may be a fragment. */
 static __always_inline enum reason read_transport(struct __sk_buff *ctx, struct headers *ip)
 {

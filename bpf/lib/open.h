@@ -15,19 +15,20 @@
 
 /*
  * misses_node reports whether replies of a backend that has no address of this node would bypass
- * the node, or the backend would answer itself, unless the client is masqueraded.
+ * the node, or the backend would answer itself, unless the client is masqueraded: after find_back.
  */
-static __always_inline bool misses_node(struct __sk_buff *ctx, const struct backend *be,
-					const struct addr *client)
+static __always_inline bool misses_node(struct __sk_buff *ctx, const struct packet *pkt,
+					const struct backend *be)
 {
-	return addr_equal(&be->addr, client) ||
-	       (!is_here(ctx, be, client) && !is_pod(ctx, be, client));
+	const struct addr *client = &pkt->ip.key.src;
+
+	return addr_equal(&be->addr, client) || (!is_pod(ctx, pkt) && !is_here(ctx, be, client));
 }
 
 /*
- * set_backend gives pkt->flow the backend at hand, and sets whether it is masqueraded. The replies of
- * a backend with an address of this node never leave it. It is global, so that the verifier walks it
- * once.
+ * set_backend gives pkt->flow the backend at hand, and sets whether it is masqueraded, and whether it is
+ * foreign. The replies of a backend with an address of this node never leave it. It is global, so that the
+ * verifier walks it once.
  */
 __noinline int set_backend(struct __sk_buff *ctx)
 {
@@ -44,10 +45,15 @@ __noinline int set_backend(struct __sk_buff *ctx)
 	f->backend_id = be->id;
 	f->stack_port = f->client_port;
 	f->flags &= ~FLOW_MASQUERADED;
+	if (is_of_node(f))
+		return 0;
+	find_back(ctx, pkt, &be->addr);
+	f->flags &= ~FLOW_OF_NODE;
+	if (is_behind_device(ctx, pkt))
+		f->flags |= class_flag(config_device_class);
 	if (addr_flags(&be->addr) & ADDR_NODE)
 		note_port(be->port); /* for direct connections to it: see open_beside */
-	else if (!is_of_node(f) &&
-		 (pkt->pool.flags & POOL_MASQUERADE || misses_node(ctx, be, &f->client)))
+	else if (pkt->pool.flags & POOL_MASQUERADE || misses_node(ctx, pkt, be))
 		f->flags |= FLOW_MASQUERADED;
 	return 0;
 }
@@ -66,7 +72,7 @@ static __always_inline int reserve_reply(struct __sk_buff *ctx, struct packet *p
 		why = reserve_own_port(ctx, &pkt->flow);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			return why;
-		if (pkt->pool.affinity_seconds)
+		if (pkt->pool.affinity_seconds || is_foreign(&pkt->flow))
 			break;
 		other = pick_random(&pkt->pool);
 		if (!other)
@@ -88,15 +94,14 @@ static __always_inline bool leads_back(struct __sk_buff *ctx, const struct addr 
 }
 
 /*
- * note_return marks pkt->flow if its replies have to be routed from the original destination:
+ * note_return marks pkt->flow if its replies have to be routed from the original destination: after find_back,
  * routed from the backend's address, they would leave by another device than the one at hand.
  */
 static __always_inline void note_return(struct __sk_buff *ctx, struct packet *pkt)
 {
 	struct flow *f = &pkt->flow;
 
-	if (config_device_class == DEVICE_UPLINK && !is_turned(f) &&
-	    !leads_back(ctx, &f->backend, &f->client) &&
+	if (config_device_class == DEVICE_UPLINK && !is_turned(f) && pkt->back != device_in(ctx) &&
 	    leads_back(ctx, &f->original_dst, &f->client))
 		f->flags |= FLOW_RETURNS;
 }
@@ -127,6 +132,8 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt)
 	int why = REASON_NEXT;
 
 	set_backend(ctx);
+	if (f->proto == IPPROTO_UDP && !(f->flags & FLOW_BY_UPLINKS))
+		note_port(DIRECT_PORT); /* see yield_to_datagram */
 	if (is_masqueraded(f) && try_turn(ctx, pkt, &pkt->backend))
 		f->flags |= FLOW_TURNED | FLOW_SENT;
 	else
@@ -277,8 +284,7 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		.created = pkt->now,
 		.last_seen = pkt->now,
 		.state = joins ? FLOW_JOINING : FLOW_NEW,
-		.flags = FLOW_COUNTED | class_flag(config_device_class) |
-			 (pkt->left ? FLOW_RESTEERED : 0),
+		.flags = FLOW_COUNTED | (pkt->left ? FLOW_RESTEERED : 0),
 		.end = came->proto == IPPROTO_SCTP ? pkt->sctp.asks : 0, /* of the replies */
 	};
 	why = remember(ctx, pkt);
@@ -286,13 +292,52 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		return why;
 
 	add_load(ctx, pkt);
-	if (config_heal && !joins)
+	if (config_heal && !joins && !is_foreign(&pkt->flow))
 		note_attempt(pkt->flow.backend_id, pool->service_port_id, client_at(&came->src),
 			     pkt->now);
 	count_bytes(pool->service_port_id, pkt->ip.end - pkt->ip.l3, 0);
 
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
 	return REASON_TRANSLATED;
+}
+
+/*
+ * is_nobodys reports whether no host can send packets from an address: it is unspecified, or that of a group,
+ * of all hosts, or loopback. The stack drops such packets, unless they are turned around.
+ */
+static __always_inline bool is_nobodys(const struct addr *a)
+{
+	__u32 v4 = bpf_ntohl(a->words[3]);
+
+	if (addr_is_loopback(a) || addr_is_any(a))
+		return true;
+	if (!addr_is_v4(a))
+		return a->bytes[0] == 0xff;
+	return !(v4 >> 24) || v4 >> 28 == 0xe || v4 == 0xffffffff;
+}
+
+/*
+ * is_no_client reports whether the source of a first packet is none of a client: it is nobody's, or only
+ * Services have it. A Service answers as that of its clients, and not on its own, and two of them would answer each
+ * other without end. Other ports of an external address may be those of a host, as of a load balancer, and all of
+ * a ClusterIP that the node has are its own.
+ */
+static __always_inline bool is_no_client(const struct flow_key *came)
+{
+	struct frontend_key from = {
+		.addr = came->src,
+		.port = came->src_port,
+		.proto = came->proto,
+		.scope = SCOPE_EXTERNAL,
+	};
+	__u32 flags;
+
+	if (is_nobodys(&came->src))
+		return true;
+	flags = may_be_ours(addr_hash(&came->src)) ? addr_flags(&came->src) : 0;
+	if (!(flags & ADDR_SERVICE) || flags & ADDR_NODE)
+		return false;
+	return is_cluster_ip(&from) || bpf_map_lookup_elem(&sl_frontend_ids, &from);
 }
 
 /*
@@ -401,6 +446,8 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 		return why_no_flow(ctx, flags);
 	}
 	why = pkt->left ? REASON_NEXT : lookup_frontend(&pkt->ip.key, flags, &pkt->pool);
+	if (why != REASON_PASS_NO_FRONTEND && is_no_client(&pkt->ip.key))
+		return REASON_DROP_SOURCE;
 	if (!why && !pkt->left && flags & ADDR_NODE && (is_nodes_own(ctx) || is_awaited(ctx)))
 		why = REASON_PASS_NO_FRONTEND;
 	if (why)
@@ -449,6 +496,26 @@ static __always_inline void make_direct(struct packet *pkt)
 }
 
 /*
+ * yield_to_datagram handles a datagram to no frontend: it ends a flow that would translate the answer, which is that of
+ * the sender's own exchange. A socket may have the port of an earlier one that had no socket hook, and a foreign flow
+ * that of somebody else. It is global, so that the verifier walks it once.
+ */
+__noinline int yield_to_datagram(void)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+
+	if (!pkt)
+		return 0;
+	reversed(&pkt->ip.key, &pkt->key);
+	pkt->key.hook = HOOK_EGRESS;
+	if (copy_holder(pkt,
+			half_open_at(&pkt->key) ?: bpf_map_lookup_elem(&sl_flows, &pkt->key)) &&
+	    pkt->gone.role == FLOW_TO_CLIENT)
+		forget_all(pkt);
+	return 0;
+}
+
+/*
  * open_beside handles the first segment of a TCP connection to no frontend: it opens a flow if the
  * client's port already has a flow to that very backend. It is for TCP only, because no datagram
  * is known to be the first. It is global, so that the verifier walks it once.
@@ -458,6 +525,8 @@ __noinline int open_beside(struct __sk_buff *ctx)
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 	int why;
 
+	if (pkt && pkt->ip.key.proto == IPPROTO_UDP)
+		yield_to_datagram();
 	if (!pkt || pkt->ip.key.proto != IPPROTO_TCP)
 		return REASON_PASS_NO_FRONTEND;
 	reversed(&pkt->ip.key, &pkt->key);
@@ -467,6 +536,9 @@ __noinline int open_beside(struct __sk_buff *ctx)
 		return REASON_PASS_NO_FRONTEND;
 	pkt->flow = pkt->gone;
 	make_direct(pkt);
+	find_back(ctx, pkt, &pkt->flow.backend);
+	if (!is_behind_device(ctx, pkt))
+		return REASON_PASS_NO_FRONTEND;
 	note_port(DIRECT_PORT);
 	why = reserve_port(ctx, FLOW_TO_CLIENT);
 	evict(pkt);

@@ -178,6 +178,8 @@ struct packet {
 	__u32 service_port_id; /* that a new flow is for, or 0 */
 	__u32 client; /* a hash of the tuple of a new flow's client: see beginning.h */
 	__u64 replaces; /* when the flow was created that the packet replaces by a new one; 0: none */
+	__u32 back; /* the device by which the node sends what is for a new flow's client: see find_back */
+	bool by_gateway; /* and the next hop there is another host */
 	bool evicts; /* gone has to be deleted */
 	__u8 role; /* of the entry at egress: enum flow_role */
 	__u8 flags; /* and its flags */

@@ -186,7 +186,8 @@ static __always_inline bool hides_refusal(struct __sk_buff *ctx, struct packet *
 					  const struct flow *f, bool half_open)
 {
 	if (!config_resteer || !half_open || pkt->event != EVENT_RESET || !pkt->tcp.acks ||
-	    f->proto != IPPROTO_TCP || f->state != FLOW_NEW || f->role != answers_role(f))
+	    f->proto != IPPROTO_TCP || f->state != FLOW_NEW || f->role != answers_role(f) ||
+	    is_foreign(f))
 		return false;
 	pkt->flow = *f;
 	return hide_from_client(ctx, pkt->ip.key.hook);

@@ -52,7 +52,7 @@ static __noinline bool is_unanswered(struct packet *pkt, const struct flow *f, b
  */
 static __always_inline void give_up(struct packet *pkt, const struct flow *f)
 {
-	if (f->proto == IPPROTO_TCP && !pkt->refused)
+	if (f->proto == IPPROTO_TCP && !pkt->refused && !is_foreign(f))
 		note_retransmit(f->backend_id, f->service_port_id, client_at(&f->client),
 				f->created, pkt->now);
 	pkt->given_up = f->backend_id;
@@ -101,8 +101,9 @@ static __noinline int answer_late(struct packet *pkt, struct flow *f)
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (pkt->event != EVENT_ACCEPT)
 		return REASON_DROP_ABANDONED;
-	note_success(f->backend_id, f->service_port_id, client_at(&f->client), f->created,
-		     bpf_ktime_get_ns());
+	if (!is_foreign(f))
+		note_success(f->backend_id, f->service_port_id, client_at(&f->client), f->created,
+			     bpf_ktime_get_ns());
 	comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
 	from = half_open_at(&pkt->key);
 	if (!from || from->end != f->ack || from->state != FLOW_NEW)
@@ -290,7 +291,8 @@ static __always_inline enum reason lead_to_other(struct __sk_buff *ctx, struct p
 		return REASON_PASS_NO_FRONTEND;
 	goes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->to);
 	move_load(pkt, state);
-	note_attempt(pkt->flow.backend_id, state->service_port_id, state->client, pkt->now);
+	if (!is_foreign(&pkt->flow))
+		note_attempt(pkt->flow.backend_id, state->service_port_id, state->client, pkt->now);
 	if (tcp && first)
 		put_dialled(pkt, had);
 	return REASON_TRANSLATED;

@@ -156,19 +156,42 @@ static __always_inline bool is_here(struct __sk_buff *ctx, const struct backend 
 	       !(find_route(ctx, client, &be->addr, &way) && leads_out(way.ifindex));
 }
 
-/*
- * is_pod reports whether the client at the device at hand is a pod of this node, to which all nodes
- * send what is for it by way of this one. What a pod forwards for others, as a gateway of a VPN
- * does, comes from an address to which that pod is the gateway, or the way of which is another one.
- */
-static __always_inline bool is_pod(struct __sk_buff *ctx, const struct backend *be,
-				   const struct addr *client)
+/* pkt->back, if no route leads to the client. */
+#define NO_DEVICE (~0U)
+
+/* find_back finds the route by which the node sends what comes from an address to the source of the packet. */
+static __always_inline void find_back(struct __sk_buff *ctx, struct packet *pkt,
+				      const struct addr *from)
 {
 	struct route back;
+	bool found = find_route(ctx, from, &pkt->ip.key.src, &back);
 
-	if (config_device_class != DEVICE_PODS || !find_route(ctx, &be->addr, client, &back))
+	pkt->back = found ? back.ifindex : NO_DEVICE;
+	pkt->by_gateway = found && back.gateway;
+}
+
+/*
+ * is_behind_device reports whether the source of a first packet is behind the device by which the packet has
+ * come: after find_back, answers would leave by that device. Several uplinks may lead to the same hosts. A
+ * route that the kernel does not return may be the right one. Any other source may belong to somebody
+ * else than the sender: see FLOW_OF_NODE in flow_types.h.
+ */
+static __always_inline bool is_behind_device(struct __sk_buff *ctx, const struct packet *pkt)
+{
+	return !pkt->back || pkt->back == device_in(ctx) ||
+	       (config_device_class == DEVICE_UPLINK && leads_out(pkt->back));
+}
+
+/*
+ * is_pod reports whether the client at the device at hand is a pod of this node, to which all nodes
+ * send what is for it by way of this one: after find_back. What a pod forwards for others, as a gateway of
+ * a VPN does, comes from an address to which that pod is the gateway, or the way of which is another one.
+ */
+static __always_inline bool is_pod(struct __sk_buff *ctx, const struct packet *pkt)
+{
+	if (config_device_class != DEVICE_PODS || pkt->back == NO_DEVICE)
 		return false;
-	return !leads_out(back.ifindex) && !(back.gateway && back.ifindex == device_in(ctx));
+	return !leads_out(pkt->back) && !(pkt->by_gateway && pkt->back == device_in(ctx));
 }
 
 /*
@@ -273,18 +296,15 @@ static __noinline bool find_turn(struct __sk_buff *ctx, struct packet *pkt)
 
 /*
  * try_turn reports whether the flow of a new packet to a remote backend may be turned around. Its
- * answers have to leave by the device on which the client came.
+ * answers have to leave by the device on which the client came: after find_back.
  */
 static __always_inline bool try_turn(struct __sk_buff *ctx, struct packet *pkt,
 				     const struct backend *be)
 {
-	struct route back;
-
 	if (be->flags & BACKEND_LOCAL)
 		return false;
 	pkt->to.dst = be->addr;
-	if (find_route(ctx, &be->addr, &pkt->ip.key.src, &back) && back.ifindex == ctx->ifindex &&
-	    find_turn(ctx, pkt))
+	if (pkt->back == ctx->ifindex && find_turn(ctx, pkt))
 		return true;
 	pkt->mtu = 0; /* the stack sends the error */
 	return false;

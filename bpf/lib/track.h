@@ -192,7 +192,8 @@ __noinline int note_first_answer(__u32 hook)
 static __always_inline void track(struct packet *pkt, struct flow *f, bool half_open)
 {
 	bool at_client = f->role == FLOW_FROM_CLIENT || f->role == FLOW_TO_CLIENT || is_turned(f);
-	bool first = config_heal && half_open && f->role == answers_role(f) && f->state == FLOW_NEW;
+	bool first = config_heal && half_open && f->role == answers_role(f) &&
+		     f->state == FLOW_NEW && !is_foreign(f);
 	__u8 over = f->ending & FLOW_OVER;
 	bool had_closed = has_closed(f);
 	__u8 state;

@@ -125,7 +125,8 @@ static __always_inline bool is_tracked(struct __sk_buff *ctx, const struct flow_
  *
  * A masquerade must not use a tuple of a connected socket of this node, or one that netfilter has assigned.
  * A client that has connected to the backend directly, from the same port, keeps that connection;
- * netfilter also keeps flows that have ended, as connections that are unanswered or closed.
+ * netfilter also keeps flows that have ended, as connections that are unanswered or closed. A foreign flow takes
+ * no tuple of any connection.
  */
 __noinline int is_taken(struct __sk_buff *ctx, __u32 role)
 {
@@ -144,7 +145,8 @@ __noinline int is_taken(struct __sk_buff *ctx, __u32 role)
 	size = tuple_of(&pkt->key, &pkt->tuple);
 	if (own && has_socket(ctx, &pkt->tuple, size, proto))
 		return true;
-	return is_tracked(ctx, &pkt->key, &pkt->tuple, own ? TRACKED_ANY : TRACKED_ESTABLISHED);
+	return is_tracked(ctx, &pkt->key, &pkt->tuple,
+			  own || is_foreign(&pkt->flow) ? TRACKED_ANY : TRACKED_ESTABLISHED);
 }
 
 /* Reserving a tuple: a new flow takes one that no flow holds, or that of a flow that has ended. */
@@ -510,11 +512,13 @@ __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 /*
  * reserve_own_port reserves the replies to the flow of the packet with the client's own port. See
  * reserve. A backend that connects from the very port on which it answers needs another one,
- * because the stack could not tell requests and replies apart.
+ * because the stack could not tell requests and replies apart. So does a foreign flow: what the backend
+ * sends to that port may be for somebody else.
  */
 static __always_inline int reserve_own_port(struct __sk_buff *ctx, const struct flow *f)
 {
-	if (addr_equal(&f->client, &f->backend) && f->client_port == f->backend_port)
+	if (is_foreign(f) ||
+	    (addr_equal(&f->client, &f->backend) && f->client_port == f->backend_port))
 		return REASON_DROP_MASQUERADE_PORT;
 	if (is_taken(ctx, FLOW_TO_CLIENT))
 		return REASON_DROP_MASQUERADE_PORT;

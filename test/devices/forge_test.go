@@ -87,6 +87,35 @@ func addrPort(a net.Addr) netip.AddrPort { return a.(*net.TCPAddr).AddrPort() }
 
 // forge lets a function send segments in the name of src, with any numbers.
 func forge(from *lab.Namespace, src, dst netip.AddrPort, f func(send func(layers.TCP) error) error) error {
+	return forgeFrames(from, dst, func(send func([]byte) error) error {
+		return f(func(tcp layers.TCP) error {
+			frame, err := segment(src, dst, tcp)
+			if err != nil {
+				return err
+			}
+
+			return send(frame)
+		})
+	})
+}
+
+// forgeFirst sends the first packet of an exchange in the name of src.
+func forgeFirst(from *lab.Namespace, network string, src, dst netip.AddrPort) error {
+	return forgeFrames(from, dst, func(send func([]byte) error) error {
+		frame, err := segment(src, dst, layers.TCP{SYN: true})
+		if network == "udp" {
+			frame, err = datagram(src, dst, "who\n")
+		}
+		if err != nil {
+			return err
+		}
+
+		return send(frame)
+	})
+}
+
+// forgeFrames lets a function send IP packets to a destination.
+func forgeFrames(from *lab.Namespace, dst netip.AddrPort, f func(send func([]byte) error) error) error {
 	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: dst.Addr().As16()})
 	if dst.Addr().Is4() {
 		family, to = unix.AF_INET, &unix.SockaddrInet4{Addr: dst.Addr().As4()}
@@ -99,32 +128,48 @@ func forge(from *lab.Namespace, src, dst netip.AddrPort, f func(send func(layers
 		}
 		defer unix.Close(socket)
 
-		return f(func(tcp layers.TCP) error {
-			frame, err := segment(src, dst, tcp)
-			if err != nil {
-				return err
-			}
-
+		return f(func(frame []byte) error {
 			return os.NewSyscallError("sendto", unix.Sendto(socket, frame, 0, to))
 		})
 	})
 }
 
-// segment is one of TCP with any numbers, and these flags.
-func segment(src, dst netip.AddrPort, tcp layers.TCP) ([]byte, error) {
-	var ip interface {
-		gopacket.NetworkLayer
-		gopacket.SerializableLayer
-	} = &layers.IPv4{
-		Version: 4, IHL: 5, TTL: 64, Protocol: layers.IPProtocolTCP,
-		SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice(),
-	}
+// network is a header of IP.
+type network interface {
+	gopacket.NetworkLayer
+	gopacket.SerializableLayer
+}
+
+func headerOf(src, dst netip.AddrPort, proto layers.IPProtocol) network {
 	if dst.Addr().Is6() {
-		ip = &layers.IPv6{
-			Version: 6, HopLimit: 64, NextHeader: layers.IPProtocolTCP,
+		return &layers.IPv6{
+			Version: 6, HopLimit: 64, NextHeader: proto,
 			SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice(),
 		}
 	}
+
+	return &layers.IPv4{
+		Version: 4, IHL: 5, TTL: 64, Protocol: proto,
+		SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice(),
+	}
+}
+
+// datagram is one with a text.
+func datagram(src, dst netip.AddrPort, text string) ([]byte, error) {
+	ip := headerOf(src, dst, layers.IPProtocolUDP)
+	udp := layers.UDP{SrcPort: layers.UDPPort(src.Port()), DstPort: layers.UDPPort(dst.Port())}
+	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
+		return nil, err
+	}
+	buffer := gopacket.NewSerializeBuffer()
+	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip, &udp, gopacket.Payload(text))
+
+	return buffer.Bytes(), err
+}
+
+// segment is one of TCP with any numbers, and these flags.
+func segment(src, dst netip.AddrPort, tcp layers.TCP) ([]byte, error) {
+	ip := headerOf(src, dst, layers.IPProtocolTCP)
 	tcp.SrcPort, tcp.DstPort = layers.TCPPort(src.Port()), layers.TCPPort(dst.Port())
 	tcp.Seq, tcp.Window = rand.Uint32(), 64_000
 	if tcp.ACK {
@@ -211,4 +256,64 @@ func dialAs(ns *lab.Namespace, from net.Addr, to string) (conn net.Conn, err err
 	})
 
 	return conn, err
+}
+
+// TestForgedFirstPackets has a pod send first packets to a Service in the name of others, from ports that these use:
+// a pod of the other node, which talks to the Service's backend as its socket hook has it, and a client outside, which
+// dials the Service itself. Connections that are open go on, and new ones and datagrams are answered.
+//
+//	pod-1-0 ─── SYN, datagram "from pod-2-0" ──▶ ClusterIP ──▶ pod-1-1
+//	pod-2-0 ══ connections, datagrams ═══════════════════════▶ pod-1-1
+func TestForgedFirstPackets(t *testing.T) {
+	t.Parallel()
+	for name, filter := range map[string]string{"untracked": "", "tracked": podMasquerade} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, filter: filter})
+			attacker, victim := w.Nodes[0].Pods[0].Namespace, w.Nodes[1].Pods[0]
+			s := service{number: 43, backends: []backend{onPod(w.Nodes[0].Pods[1])}}
+			w.start(t, s)
+			caller, outside := w.optedOut(t, victim), w.outside(t)
+			for _, f := range families {
+				pod := [2]netip.Addr{victim.IPv4, victim.IPv6}[f]
+				backend := netip.AddrPortFrom(s.backends[0].ips[f], podPort)
+				service := netip.MustParseAddrPort(s.at(clusterIP, f, nil))
+				external := netip.MustParseAddrPort(s.at(loadBalancer, f, nil))
+				var talks []*talk
+				for range 10 {
+					conn, err := victim.Dial("tcp", backend.String(), dialTimeout)
+					lab.Must(t, err)
+					t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
+					talks = append(talks, newTalk(conn))
+					lab.Must(t, talks[len(talks)-1].ask("who"), forgeFirst(attacker, "tcp", addrPort(conn.LocalAddr()), service))
+				}
+				for i, talk := range talks {
+					if err := talk.ask("who"); err != nil {
+						t.Errorf("%s: connection %d: %v", f, i, err)
+					}
+				}
+				for i := range uint16(10) {
+					for _, network := range networks {
+						for _, dial := range []struct {
+							name   string
+							caller *lab.Caller
+							from   netip.Addr
+							vip    netip.AddrPort
+							to     netip.AddrPort
+						}{
+							{"the pod", caller, pod, service, backend},
+							{"the client", outside, hostIPs(w.Client)[f], external, external},
+						} {
+							from := netip.AddrPortFrom(dial.from, 50000+i)
+							lab.Must(t, forgeFirst(attacker, network, from, dial.vip))
+							answer, err := answerTo(dial.caller, lab.Exchange{Network: network, Address: dial.to.String(), From: from.String(), Timeout: dialTimeout})
+							if err != nil || answer.Name != s.backends[0].name {
+								t.Errorf("%s, %s of %s: %q, %v", f, network, dial.name, answer.Name, err)
+							}
+						}
+					}
+				}
+			}
+		})
+	}
 }

@@ -2,6 +2,7 @@ package devices
 
 import (
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -122,3 +123,36 @@ func (l loads) mustHaveWorked(t *testing.T) {
 
 // first is enough to see what went wrong.
 func first(failures []lab.LoadFailure) []lab.LoadFailure { return failures[:min(len(failures), 5)] }
+
+// TestPortOfASwitch has a pod ask a node port from one port, first while its device translates datagrams, then as its
+// socket does. The device still has the flow of the former, and the answer to the latter reaches its socket.
+func TestPortOfASwitch(t *testing.T) {
+	t.Parallel()
+	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, agent: []string{"--udp=off"}})
+	pods := []service{
+		{number: 44, backends: []backend{onPod(w.Nodes[0].Pods[1])}},
+		{number: 45, backends: []backend{onPod(w.Nodes[1].Pods[0])}},
+	}
+	w.start(t, pods...)
+	client := w.Nodes[0].Pods[0]
+	caller := lab.MustCaller(t, client.Namespace, w.cgroups[0])
+	ask := func(when string) {
+		t.Helper()
+		for _, s := range pods {
+			for _, f := range families {
+				from := netip.AddrPortFrom([2]netip.Addr{client.IPv4, client.IPv6}[f], 50000+uint16(s.number))
+				for _, way := range []way{nodePort, clusterIP} {
+					answer, err := answerTo(caller, lab.Exchange{Network: "udp", Address: s.at(way, f, w.Nodes[0]), From: from.String(), Timeout: dialTimeout})
+					if err != nil || answer.Name != s.backends[0].name {
+						t.Errorf("%s: %s, %s of %s: %q, %v", when, f, way, s.name(), answer.Name, err)
+					}
+				}
+			}
+		}
+	}
+	ask("at the device")
+	sluice.MustRestart(t, w.agents[0], w.args("--udp=all")...)
+	ask("at the socket")
+	sluice.MustRestart(t, w.agents[0], w.args("--udp=off")...)
+	ask("at the device again")
+}

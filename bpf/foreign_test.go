@@ -1,0 +1,295 @@
+package bpf
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// First packets whose source is not behind the device by which they come: a gateway forwards them, or somebody
+// has forged them.
+
+// victims are sources that are not behind a device at which their packets come.
+var victims = []struct {
+	name   string
+	at     place // where the packets come
+	source string
+	here   place // behind which the source is
+}{
+	{"a pod of another node, at a pod's device", podVeth, "8.0.2.11:40000", uplink},
+	{"another pod of this node, at a pod's device", podVeth, "8.0.6.3:40000", podTun},
+	{"a host outside, at a pod's device", podPort, client, uplink},
+	{"a pod of this node, at an uplink", uplink, podVeth.client, podVeth},
+}
+
+// eachVictim runs a test for each transport, victim and family.
+func eachVictim(t *testing.T, run func(t *testing.T, w *world, proto layers.IPProtocol, at place, source string, here place), options ...func(*DeviceConfig)) {
+	t.Helper()
+	for _, proto := range transports {
+		for _, victim := range victims {
+			t.Run(fmt.Sprintf("%s of %s", proto, victim.name), func(t *testing.T) {
+				each(t, []place{victim.at}, func(t *testing.T, w *world, p place) {
+					run(t, w, proto, p, victim.source, victim.here)
+				}, options...)
+			})
+		}
+	}
+}
+
+// What a gateway forwards for others gets a backend, and the answers of it come from the Service.
+func TestForeignSourceIsTranslated(t *testing.T) {
+	eachVictim(t, func(t *testing.T, w *world, proto layers.IPProtocol, p place, source string, _ place) {
+		w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{hostPod}})
+		in := first(proto, source, clusterIP)
+		w.goesTo(t, p, in, hostPod)
+		seen := maps.Port(w.flowOf(t, source, clusterIP).StackPort)
+		w.ingress(t, p, in).becomes(in.fromPort(seen).to(hostPod), maps.ReasonFlow)
+		for _, said := range []struct{ answer, next packet }{
+			{answer(proto, hostPod, source), second(proto, source, clusterIP)},
+			{third(proto, hostPod, source), second(proto, source, clusterIP)},
+		} {
+			w.egress(t, p, said.answer.toPort(seen)).becomes(said.answer.from(clusterIP), maps.ReasonFlow)
+			w.ingress(t, p, said.next).becomes(said.next.fromPort(seen).to(hostPod), maps.ReasonFlow)
+		}
+		w.holds(t, 2, false)
+	})
+}
+
+// What the backend sends to the source itself passes, before the first packet is answered and after.
+func TestForeignSourceKeepsItsOwnPackets(t *testing.T) {
+	eachVictim(t, func(t *testing.T, w *world, proto layers.IPProtocol, p place, source string, here place) {
+		w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{portPod}})
+		w.goesTo(t, p, first(proto, source, clusterIP), portPod)
+		seen := maps.Port(w.flowOf(t, source, clusterIP).StackPort)
+		own := []packet{
+			answer(proto, portPod, source).acks(77).bearing("victim's"),
+			third(proto, portPod, source).acks(78).bearing("victim's"),
+			ofTransport(proto, portPod, source, "R", chunkAbort, "an error").bearing("victim's"),
+		}
+		pass := func(when string) {
+			t.Helper()
+			for _, in := range own {
+				if o := w.egress(t, here, in); o.reasons[maps.ReasonPassOtherTraffic] != 1 {
+					t.Errorf("%s: reasons are %v", when, o.reasons)
+				}
+			}
+		}
+		pass("before the answer")
+		forged := answer(proto, portPod, source).toPort(seen)
+		w.egress(t, here, forged).becomes(forged.from(clusterIP).to(source), maps.ReasonFlow)
+		pass("after the answer")
+	})
+}
+
+// Nor does a flow that the source begins itself, at the device behind which it is, share anything with the foreign one.
+func TestForeignFlowIsReplaced(t *testing.T) {
+	eachVictim(t, func(t *testing.T, w *world, proto layers.IPProtocol, p place, source string, here place) {
+		w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{hostPod}})
+		in := first(proto, source, clusterIP).numbered(1 << 20)
+		w.goesTo(t, p, in, hostPod)
+		here.client = source
+		c := &conversation{w: w, place: here, proto: proto, vip: clusterIP, backend: hostPod}
+		c.first(t, maps.ReasonTranslated)
+		c.establish(t)
+		// And from then on, the others are not of it.
+		o := w.ingress(t, p, in)
+		if p.class != here.class {
+			o.drops(maps.ReasonDropTupleTaken)
+		}
+		c.says(t, second(proto, source, clusterIP))
+		c.hears(t, third(proto, hostPod, source))
+	})
+}
+
+// A client that comes by another class of devices than before, behind which it now is, gets a flow there.
+func TestClientThatHasMoved(t *testing.T) {
+	for _, proto := range transports {
+		each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
+			w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{hostPod}})
+			c := &conversation{w: w, place: p, proto: proto, vip: clusterIP, backend: hostPod}
+			c.first(t, maps.ReasonTranslated)
+			c.establish(t)
+			for _, e := range w.entries(t) { // the flow is said to be of the uplink's client
+				e.flow.Flags = e.flow.Flags&^maps.FlowOfNode | maps.FlowByUplinks
+				w.put(t, e)
+			}
+			w.wait(t, time.Second)
+			c.first(t, maps.ReasonTranslated)
+		})
+	}
+}
+
+// A port of the window may be one of the source's own: its exchanges go first, also if netfilter does not track them.
+func TestForeignFlowYieldsToADatagram(t *testing.T) {
+	each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
+		const source = "8.0.2.11:20000"
+		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{portPod}})
+		w.goesTo(t, p, udp("8.0.2.11:40000", clusterIP), portPod)
+		w.ingress(t, uplink, udp(source, portPod)).passes(maps.ReasonPassNoFrontend)
+		w.egress(t, uplink, udp(portPod, source)).passes(maps.ReasonPassOtherTraffic)
+		w.holds(t, 0, true)
+	}, onePort)
+}
+
+// A socket that is translated when it connects may have the port of one that was not, and whose flow is still there: the
+// answers are its own. If it was the same one, it goes on by a new flow.
+func TestFlowYieldsToADirectExchange(t *testing.T) {
+	for _, answered := range []bool{false, true} {
+		each(t, podPlaces, func(t *testing.T, w *world, p place) {
+			c := begin(t, w, p, layers.IPProtocolUDP, hostPod)
+			if answered {
+				c.establish(t)
+			}
+			for range 2 {
+				w.ingress(t, p, udp(p.client, hostPod)).passes(maps.ReasonPassNoFrontend)
+				w.egress(t, p, udp(hostPod, p.client)).passes(maps.ReasonPassOtherTraffic)
+			}
+			c.first(t, maps.ReasonTranslated)
+			c.establish(t)
+		})
+	}
+}
+
+// A foreign flow takes no tuple of an exchange that netfilter tracks, answered or not.
+func TestForeignFlowAvoidsNetfilter(t *testing.T) {
+	needsConntrack(t)
+	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
+		each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
+			w.track(t, proto, "8.0.2.11:20000", portPod, "8.0.2.11:20000", conntrackSynSent)
+			w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{portPod}})
+			w.goesTo(t, p, first(proto, "8.0.2.11:40000", clusterIP), portPod)
+			if port := maps.Port(w.flowOf(t, "8.0.2.11:40000", clusterIP).StackPort); port != 20001 {
+				t.Errorf("port is %d, and the tuple is that of another exchange", port)
+			}
+		}, twoPorts)
+	}
+}
+
+// What becomes of a foreign flow shows nothing of its backend.
+func TestForeignFlowIsNoEvidence(t *testing.T) {
+	each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
+		const source = "8.0.2.11:40000"
+		s := w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
+		in := tcp(source, clusterIP, "S")
+		w.goesTo(t, p, in, portPod)
+		seen := maps.Port(w.flowOf(t, source, clusterIP).StackPort)
+		for _, e := range w.entries(t) {
+			e.flow.Created -= uint64(time.Second)
+			w.put(t, e)
+		}
+		w.ingress(t, p, in).becomes(in.fromPort(seen).to(portPod), maps.ReasonFlow)
+		w.egress(t, uplink, tcp(portPod, source, "R.").toPort(seen)).ends(verdictNext, maps.ReasonFlow)
+		if h, _ := w.maps.HealthOf(s.backends[portPod]); h.Evidence != 0 || h.Refusals != 0 || h.Answered != 0 {
+			t.Errorf("it speaks for or against the backend: %+v", h)
+		}
+	}, func(c *DeviceConfig) { c.Heal = true })
+}
+
+// What a half-open flow of a source that is where it should be translates is that flow's own. Another connection
+// of the same tuple passes: somebody in the same network may have forged the first packet.
+func TestHalfOpenFlowTranslatesItsAnswers(t *testing.T) {
+	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolSCTP} {
+		each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+			c := begin(t, w, p, proto, portPod)
+			for _, in := range []packet{
+				answer(proto, client, client).acks(77).bearing("victim's"),
+				third(proto, client, client).acks(78).bearing("victim's"),
+				ofTransport(proto, client, client, "R", chunkAbort, "").acksNothing().bearing("victim's"),
+				ofTransport(proto, client, client, "R.", chunkAbort, "").acks(78).reflecting("victim's"),
+			} {
+				c.sendsElsewhere(t, in)
+			}
+			c.establish(t)
+		})
+	}
+	t.Run("on the way to the backend", func(t *testing.T) {
+		for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolSCTP} {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				c := begin(t, w, p, proto, remotePod)
+				for _, in := range []packet{
+					first(proto, p.client, remotePod).numbered(1 << 20).with("victim's"),
+					second(proto, p.client, remotePod).bearing("victim's"),
+				} {
+					w.egress(t, uplink, in).passes(maps.ReasonPassOtherTraffic)
+				}
+				c.establish(t)
+			})
+		}
+	})
+}
+
+// The later fragments of an answer that is not the flow's pass with the first.
+func TestFragmentsOfAnotherConnection(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		begin(t, w, p, layers.IPProtocolTCP, portPod)
+		for i, part := range pieces(tcp(portPod, p.client, "P.").acks(1 << 20).long(2999)) {
+			why := maps.ReasonPassOtherTraffic
+			if i > 0 {
+				why = maps.ReasonPassFragment
+			}
+			w.egress(t, p, part).passes(why)
+		}
+	})
+}
+
+// No client has the address of a Service, of a group or of all hosts, none, or loopback.
+func TestSourcesOfNoClient(t *testing.T) {
+	const secondIP, empty = "8.0.96.2:80", "8.0.96.5:80"
+	for _, test := range []struct {
+		name, source string
+		only         family
+		passes       bool
+	}{
+		{name: "a ClusterIP", source: "8.0.96.2:80"},
+		{name: "another port of a ClusterIP", source: "8.0.96.2:40000"},
+		{name: "an external address, and its port", source: "8.0.30.1:80"},
+		{name: "a load balancer that connects from its own address", source: "8.0.30.1:40000", passes: true},
+		{name: "a group", source: "224.0.0.9:40000"},
+		{name: "none", source: "0.0.0.0:40000"},
+		{name: "this network", source: "0.1.2.3:40000", only: ipv4},
+		{name: "all hosts", source: "255.255.255.255:40000", only: ipv4},
+		{name: "loopback", source: "127.0.0.1:40000"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			each(t, append(ways, podVeth), func(t *testing.T, w *world, p place) {
+				if test.only != 0 && test.only != w.family {
+					return
+				}
+				for _, proto := range transports {
+					w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod, portPod}})
+					w.serve(t, service{at: []string{secondIP}, proto: proto, to: []string{portPod}})
+					w.serve(t, service{at: []string{empty}, proto: proto})
+					w.serve(t, service{at: []string{balancer}, proto: proto, kind: maps.KindLoadBalancer, to: []string{portPod}})
+					in := first(proto, test.source, clusterIP)
+					if o := w.ingress(t, p, in); !test.passes {
+						o.drops(maps.ReasonDropSource)
+						w.ingress(t, p, in.to(empty)).drops(maps.ReasonDropSource)
+					} else if o.reasons[maps.ReasonTranslated] != 1 {
+						t.Errorf("reasons are %v", o.reasons)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A ClusterIP that the node has itself is a client as well: NodeLocal DNSCache.
+func TestSourceThatTheNodeHas(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
+		w.serve(t, service{at: []string{otherIP}, to: []string{portPod}})
+		a := w.mapAddr(otherIP)
+		if err := w.hand.Mark(a, maps.AddrService|maps.AddrNode, w.index("eth0")); err != nil {
+			t.Fatal(err)
+		}
+		from := netip.AddrPortFrom(at(otherIP).Addr(), 40000).String()
+		if o := w.ingress(t, p, tcp(from, clusterIP, "S")); o.reasons[maps.ReasonTranslated] != 1 {
+			t.Errorf("reasons are %v", o.reasons)
+		}
+	})
+}
