@@ -140,7 +140,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 		why = pick_for_socket(ctx, v6, true, &pool, &original_dst, netns, now, &be);
 	if (is_refusal(why) && ctx->protocol == IPPROTO_UDP)
 		return REASON_PASS_DISABLED;
-	if (pool.service_port_id && !(is_refusal(why) && is_probe(&original_dst.addr)))
+	if (pool.service_port_id && !is_probe(&original_dst.addr))
 		count_new(pool.service_port_id, why);
 	report(ctx, v6, why, pool.service_port_id, be);
 	if (why || !be)

@@ -7,8 +7,8 @@
 #include "sock.h"
 
 /*
- * The IPv4 address that the agent dials now and then to see that hooks refuse it, which is neither
- * counted nor reported; 0: none.
+ * The IPv4 address that the agent dials now and then to see that hooks translate it, which no service
+ * port counts, and which is not reported; 0: none.
  */
 volatile const __be32 config_probe_addr = 0;
 

@@ -95,7 +95,35 @@ func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "no program is attached and nothing is pinned below %s\n", where.bpfRoot)
 
-	return releaseKeeper(cmd.Context(), cmd.OutOrStdout(), 0)
+	return errors.Join(releaseKeeper(cmd.Context(), cmd.OutOrStdout(), 0), listOthers(cmd.OutOrStdout(), where))
+}
+
+// listOthers prints which other instances of Sluice act on this node, and returns an error if there are some.
+func listOthers(out io.Writer, where *places) error {
+	cgroupRoot, err := where.cgroup()
+	if err != nil {
+		return fmt.Errorf("whether another Sluice is attached is not known: %w", err)
+	}
+	others, err := datapath.Others(where.bpfRoot, cgroupRoot)
+	if err != nil {
+		return fmt.Errorf("whether another Sluice is attached is not known: %w", err)
+	}
+	for _, o := range others {
+		fmt.Fprintln(out, "left: "+o.String())
+		if o.BPFRoot != "" {
+			fmt.Fprintf(out, "      remove them by: sluice --bpf-root %s cleanup\n", o.BPFRoot)
+		}
+		for _, id := range o.Links {
+			if o.BPFRoot == "" {
+				fmt.Fprintf(out, "      detach one by: bpftool link detach id %d\n", id)
+			}
+		}
+	}
+	if len(others) > 0 {
+		return errors.New("programs of Sluice are attached to this node nevertheless, see above")
+	}
+
+	return nil
 }
 
 // drainFlows waits for the flows of devices, keeps netfilter off their ports, and prints how many there are from time to

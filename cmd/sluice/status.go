@@ -182,6 +182,9 @@ func drawHooks(t *table, s status.Status) {
 		}
 	}
 	t.note(fmt.Sprintf("hooks     %d of %d attached to %s, %s", attached, len(s.Hooks), s.CgroupRoot, effective))
+	for _, other := range s.Others {
+		t.note("          beside " + other.String())
+	}
 	if s.NotCovered != "" {
 		t.note("          not covered: " + s.NotCovered)
 	}

@@ -93,7 +93,7 @@ func verify(ctx context.Context, where *places) (verifyReport, error) {
 		return verifyReport{}, err
 	}
 	report.Differences = append(report.Differences, state.AttachTroubles()...)
-	report.setTrial(datapath.Verify(ctx, state.CgroupRoot))
+	report.setTrial(datapath.Verify(ctx, state.BPFRoot, state.CgroupRoot))
 
 	return report, nil
 }
@@ -185,7 +185,7 @@ func compareRules(rules kubeproxy.Rules, tables maps.Tables) ([]kubeproxy.Differ
 	if err != nil {
 		return nil, err
 	}
-	frontends = slices.DeleteFunc(frontends, func(f status.Frontend) bool { return f.Address == datapath.ProbeAddr })
+	frontends = slices.DeleteFunc(frontends, func(f status.Frontend) bool { return f.Address.Addr() == datapath.ProbeAddr })
 	var all, nodePorts []netip.Addr // of this node, without loopback: iptables mode has rules for it, nftables mode has none
 	for e, err := range tables.Addrs.All() {
 		if err != nil {
@@ -215,9 +215,9 @@ func (r againstReport) draw(t *table) {
 // newProbe returns the hidden command that [datapath.Verify] starts in the cgroup root.
 func newProbe() *cobra.Command {
 	return &cobra.Command{
-		Use:    datapath.ProbeVerb,
+		Use:    datapath.ProbeVerb + " PORT",
 		Hidden: true,
-		Args:   cobra.NoArgs,
-		Run:    func(*cobra.Command, []string) { os.Exit(datapath.ProbeMain()) },
+		Args:   cobra.ExactArgs(1),
+		Run:    func(_ *cobra.Command, args []string) { os.Exit(datapath.ProbeMain(args[0])) },
 	}
 }

@@ -260,7 +260,12 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	if err != nil {
 		return err
 	}
-	a.writer.Set(status.ProbeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{status.ProbeFrontend()}})
+	frontends, err := dp.Maps().ID(maps.NameFrontends)
+	if err != nil {
+		return err
+	}
+	a.probe = status.ProbeFrontends(datapath.ProbePort(frontends))
+	a.writer.Set(status.ProbeService, time.Time{}, lb.Resolution{Frontends: a.probe})
 	a.apply()
 
 	group, ctx := errgroup.WithContext(ctx)

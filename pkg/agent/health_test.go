@@ -70,7 +70,8 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 		},
 	})
 	p.synced, p.complete, p.heavy = true, true, &decision.Heavy{}
-	p.writer.Set(status.ProbeService, time.Time{}, lb.Resolution{Frontends: []lb.Frontend{status.ProbeFrontend()}})
+	p.probe = status.ProbeFrontends(80)
+	p.writer.Set(status.ProbeService, time.Time{}, lb.Resolution{Frontends: p.probe})
 	p.apply()
 	if prepare != nil {
 		prepare(p.agent)

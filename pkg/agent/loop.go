@@ -56,6 +56,7 @@ type parts struct {
 type agent struct {
 	parts
 	cfg     Config
+	probe   []lb.Frontend // the agent's own, by which it tries its hooks
 	known   atomic.Bool   // everything was programmed once; for any goroutine
 	written atomic.Uint64 // changes when ids do; for any goroutine
 
@@ -305,7 +306,7 @@ func (a *agent) reportApplied() {
 	a.known.Store(true)
 	if a.failing {
 		// If the probe's frontend is not in the map, hooks are not effective, which their monitor reports.
-		if err := a.writer.TryWrite(status.ProbeFrontend().Key); err != nil {
+		if err := a.writer.TryWrite(a.probe[0].Key); err != nil {
 			if a.unwritable == nil {
 				a.cfg.Log.Error("nothing can be programmed; trying again", "error", err)
 			}

@@ -99,6 +99,7 @@ func (a *agent) services() status.Model {
 		Resolve:   a.resolve.Resolve,
 		Problems:  stdmaps.Clone(a.model.problems),
 		Errors:    status.ErrorsOf(a.writer.Statuses()),
+		Own:       a.probe,
 		Owners:    map[lb.FrontendKey]lb.ServiceName{},
 	}
 	for s := range a.writer.Statuses() {

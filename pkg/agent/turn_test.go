@@ -22,7 +22,7 @@ func (p *loopScene) programmed(t *testing.T) bool {
 		return nil
 	}))
 
-	return frontends > 1
+	return frontends > len(p.probe)
 }
 
 // A change is in the maps when the call that flushes it returns, because the goroutine that

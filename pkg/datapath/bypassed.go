@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
@@ -56,35 +55,20 @@ func chainAt(index int, hook deviceHook, qdisc string) ([]attached, error) {
 	return append(chain, describe(filters)...), err
 }
 
-// A link that is being created cannot be opened yet: it is tried again so often, after a pause.
-const (
-	linkTries = 200
-	linkPause = 5 * time.Millisecond
-)
-
 // netfilterProgram returns the name of a program at a hook of netfilter that forwarded packets pass, or "".
 func netfilterProgram() (string, error) {
-	links := new(link.Iterator)
-	defer func() { links.Close() }()
-	for tries := 1; ; tries++ {
-		for links.Next() {
-			info, err := links.Link.Info()
-			if err != nil {
-				return "", fmt.Errorf("link %d: %w", links.ID, err)
-			}
-			if info.Type != link.NetfilterType {
-				continue
-			}
-			at := info.Netfilter()
-			if at != nil && at.Hook != link.NetfilterInetLocalIn && at.Hook != link.NetfilterInetLocalOut {
-				return programName(info.Program), nil
-			}
+	name := ""
+	err := eachLink(func(info *link.Info) bool {
+		if info.Type != link.NetfilterType {
+			return false
 		}
-		err := links.Err()
-		if !errors.Is(err, unix.EAGAIN) || tries == linkTries {
-			return "", wrap("list links", err)
+		at := info.Netfilter()
+		if at != nil && at.Hook != link.NetfilterInetLocalIn && at.Hook != link.NetfilterInetLocalOut {
+			name = programName(info.Program)
 		}
-		time.Sleep(linkPause)
-		links = &link.Iterator{ID: links.ID}
-	}
+
+		return name != ""
+	})
+
+	return name, err
 }

@@ -104,7 +104,9 @@ type Datapath struct {
 // Open adopts the pinned maps, or creates them, and begins to load the programs of
 // sockets, which takes longer than all else together: see [Datapath.Loaded]. It must
 // be called in the network namespace of the node. It attaches nothing.
-// The error wraps [maps.ErrStale] if the pinned maps have another layout.
+// If only programs of another instance act on this node, Open moves its pins to BPFRoot first.
+// The error wraps [maps.ErrStale] if the pinned maps have another layout, and [ErrRunning] if the agent of another
+// instance runs, see [Other].
 func Open(cfg Config) (*Datapath, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -121,6 +123,10 @@ func Open(cfg Config) (*Datapath, error) {
 func open(cfg Config, features Features) (*Datapath, error) {
 	if cfg.Attachment == TCX && !features.TCX {
 		return nil, errors.New("attachment to devices: this kernel has no tcx (Linux 6.6)")
+	}
+	taken, err := inheritRoot(cfg.BPFRoot, cfg.CgroupRoot)
+	if err != nil {
+		return nil, err
 	}
 	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{
 		Capacities: cfg.Capacities, Handshakes: cfg.Handshakes && features.Tracing,
@@ -148,7 +154,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		PodOptOut: cfg.PodOptOut,
 		Heal:      cfg.Heal && features.Tracing,
 		Resteer:   cfg.Resteer,
-		ProbeAddr: ProbeAddr.Addr(),
+		ProbeAddr: ProbeAddr,
 	}
 	programs := sync.OnceValues(func() (*bpf.Programs, error) {
 		loaded, err := bpf.Load(pinned, config)
@@ -159,7 +165,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 
 	return &Datapath{
 		cfg: cfg, features: features, maps: pinned, config: config, programs: programs,
-		links: &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link), untraced: make(map[string]error)},
+		links: &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link), untraced: make(map[string]error), taken: taken},
 		devices: devicePrograms{
 			config: bpf.DeviceConfig{
 				ScopeBySource: cfg.ScopeBySource,
@@ -285,9 +291,14 @@ func Remove(bpfRoot string) error {
 	if err := CheckBPFRoot(bpfRoot); err != nil {
 		return err
 	}
-	none := func(int) bool { return false }
+
+	return errors.Join(removeRoot(bpfRoot), detachFilters(nil, func(int) bool { return false }))
+}
+
+// removeRoot detaches all links that are pinned below a bpf root, and removes all pins there.
+func removeRoot(bpfRoot string) error {
 	sockets := removePinned(linkDir(bpfRoot), removalOrder(), func(string) bool { return false })
-	if err := errors.Join(sockets, detachTCX(bpfRoot, none), detachFilters(nil, none)); err != nil {
+	if err := errors.Join(sockets, detachTCX(bpfRoot, func(int) bool { return false })); err != nil {
 		return err
 	}
 	versions, err := maps.Folders(bpfRoot)

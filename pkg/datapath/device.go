@@ -91,8 +91,8 @@ func (d *Datapath) Attachment() Attachment {
 
 // AttachDevices attaches our programs to these devices, or replaces, each in one
 // step, those of an earlier agent; and detaches them from all other devices of the
-// calling thread's network namespace, which must be the node's. It attaches again
-// what another program has detached. It must not be called by two goroutines at the
+// calling thread's network namespace, which must be the node's, and those of other
+// instances from all. It attaches again what another program has detached. It must not be called by two goroutines at the
 // same time.
 //
 // It returns the errors of devices by their index, nil if nothing was tried, and any other error. It is not an
@@ -132,7 +132,8 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	}
 	err = errors.Join(d.links.detachDevices(keep(TCX)), d.devices.detachFilters(keep(Clsact), complete))
 	if complete {
-		err = errors.Join(err, d.removeKept())
+		isDevice := func(kind link.Type) bool { return kind == link.TCXType }
+		err = errors.Join(err, d.endOthers(isDevice), d.removeKept())
 		if d.hooked.Load() { // otherwise hooks of another version may be at work, with the state of theirs
 			err = errors.Join(err, d.maps.EndInheriting())
 		}

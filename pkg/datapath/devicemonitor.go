@@ -218,6 +218,7 @@ func (m *DeviceMonitor) attach() bool {
 		m.cfg.Log.Error("ports of masqueraded flows stay as they are", "error", err)
 	}
 	errs, err := m.datapath.AttachDevices(devices)
+	m.datapath.reportTakenOver(m.cfg.Log, m.cfg.Record)
 	failed, leftOut := make(map[int]string, len(errs)), make(map[int]string)
 	for _, d := range devices {
 		switch err := errs[d.Index]; {

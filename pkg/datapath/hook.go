@@ -20,7 +20,8 @@ import (
 // Attach attaches every program of sockets to the cgroup root, or replaces, in one
 // step, the one that an earlier agent attached. An optional one and one at a tracepoint may fail:
 // [Datapath.Hooks] reports that. After an error, programs that were attached before are still in
-// force, and Attach can be called again. It waits for [Datapath.Loaded].
+// force, and Attach can be called again. Programs of other instances are detached: the error wraps
+// [ErrRunning] if the agent of one runs. It waits for [Datapath.Loaded].
 func (d *Datapath) Attach() error {
 	programs, err := d.programs()
 	if err != nil {
@@ -65,7 +66,8 @@ func (d *Datapath) Attach() error {
 		return fmt.Errorf("hooks of another build: %w", err)
 	}
 
-	if err := d.maps.CopyState(); err != nil {
+	isSock := func(kind link.Type) bool { return kind == link.CgroupType }
+	if err := errors.Join(d.endOthers(isSock), d.maps.CopyState()); err != nil {
 		return err
 	}
 
@@ -96,8 +98,12 @@ func removalOrder() []string {
 }
 
 // OtherMapsInUse reports whether programs that an earlier agent attached are in force
-// and use other maps: those of another layout, or maps whose pins were lost.
+// and use other maps: those of another layout, or of another instance, or maps whose pins were lost.
 func (d *Datapath) OtherMapsInUse() (bool, error) {
+	others, err := d.Others()
+	if err != nil || len(others) > 0 {
+		return len(others) > 0, err
+	}
 	hooks, err := Hooks(d.cfg.BPFRoot, d.cfg.CgroupRoot)
 	if err != nil {
 		return false, err

@@ -24,6 +24,7 @@ const (
 	DevicesEffective
 	MasqueradePortsLimited
 	MasqueradePortsExtended
+	OtherTakenOver // another Sluice acted on this node, see [Datapath.TakenOver]
 )
 
 // Event is one such change.
@@ -218,14 +219,15 @@ func (m *HookMonitor) attachFirst(ctx context.Context) error {
 	if err := m.datapath.NotKept(); err != nil {
 		m.cfg.Log.Warn("programs could not be kept; the next agent takes longer to start", "error", err)
 	}
+	m.datapath.reportTakenOver(m.cfg.Log, m.cfg.Record)
 	m.cfg.Log.Info("attached", "version", m.cfg.Version, "cgroup", m.datapath.cfg.CgroupRoot,
 		"pins", m.datapath.cfg.BPFRoot, "kernel", m.datapath.features)
 
 	return nil
 }
 
-// checkHooks attaches again what another program has detached, and checks that hooks refuse
-// a connection to the reserved frontend.
+// checkHooks attaches again what another program has detached, ends other instances, and checks that hooks
+// translate a connection to the reserved frontend.
 func (m *HookMonitor) checkHooks(ctx context.Context) {
 	hooks, err := m.datapath.Hooks()
 	for _, hook := range hooks {
@@ -236,8 +238,14 @@ func (m *HookMonitor) checkHooks(ctx context.Context) {
 			break
 		}
 	}
+	if others, othersErr := m.datapath.Others(); err == nil && len(others) > 0 {
+		err = m.datapath.Attach()
+	} else {
+		err = errors.Join(err, othersErr)
+	}
+	m.datapath.reportTakenOver(m.cfg.Log, m.cfg.Record)
 	if err == nil {
-		err = Verify(ctx, m.datapath.cfg.CgroupRoot)
+		err = m.datapath.Verify(ctx)
 	}
 	if ctx.Err() != nil {
 		return

@@ -28,6 +28,7 @@ type links struct {
 	mu       sync.Mutex
 	open     map[string]link.Link // by the path of the pin
 	untraced map[string]error     // why a tracepoint is not attached to, by the same
+	taken    []string             // see [Datapath.TakenOver]
 }
 
 // attach updates the link that belongs to a pin, if isThere reports that it is in its

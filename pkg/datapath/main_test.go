@@ -8,8 +8,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == ProbeVerb {
-		os.Exit(ProbeMain())
+	if len(os.Args) > 2 && os.Args[1] == ProbeVerb {
+		os.Exit(ProbeMain(os.Args[2]))
 	}
 	playScene()
 	lab.Main()

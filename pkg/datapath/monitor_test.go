@@ -146,9 +146,10 @@ func (w *world) idOf(t testing.TB, proto, at string) uint32 {
 func TestRefusalsAtSocketsAreKept(t *testing.T) {
 	w := newWorld(t)
 	w.addRefusals(t)
-	w.add(t, service{proto: "tcp", at: []string{ProbeAddr.String()}})
+	probe := netip.AddrPortFrom(ProbeAddr, CommonProbePort).String()
+	w.add(t, service{proto: "tcp", at: []string{probe}})
 	client := w.pod(t)
-	for _, at := range []string{ProbeAddr.String(), "10.96.0.2:80", "10.96.7.7:80"} {
+	for _, at := range []string{probe, "10.96.0.2:80", "10.96.7.7:80"} {
 		if err := mustSocket(t, client, "tcp4").Connect(at); err == nil {
 			t.Fatalf("connect to %s succeeds", at)
 		}

@@ -4,26 +4,63 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/maps"
 )
 
-// ProbeAddr is the reserved frontend: TCP, without a backend. Its address is the IPv4
-// dummy address (RFC 7600), which packets must not have; its port is discard.
-var ProbeAddr = netip.MustParseAddrPort("192.0.0.8:9")
+// ProbeAddr is the address of the reserved frontends: the IPv4 dummy address (RFC 7600), which
+// packets must not have. Every instance of Sluice has it as a ClusterIP with a port of its own, see [ProbePort],
+// and with [CommonProbePort]. It refuses all other ports.
+var ProbeAddr = netip.MustParseAddr("192.0.0.8")
+
+// CommonProbePort is the port that every instance has, discard. Builds that know no other one refuse it.
+const CommonProbePort = 9
+
+// ProbeBackend is the one backend of the reserved frontends. The kernel refuses a connection to
+// this address by an error of its own (ENETUNREACH), and sends no packet.
+var ProbeBackend = netip.MustParseAddrPort("255.255.255.255:9")
+
+// ProbePort returns the port that only the instance with this map of frontends has.
+// The kernel numbers maps one after the other, so that instances have different ports.
+func ProbePort(frontends ebpf.MapID) uint16 {
+	const first = CommonProbePort + 1
+
+	return uint16(first + uint32(frontends)%(math.MaxUint16-first+1))
+}
+
+// pinnedProbePort returns the port of the instance that is pinned below a bpf root.
+func pinnedProbePort(bpfRoot string) (uint16, error) {
+	pinned, err := ebpf.LoadPinnedMap(maps.PinOf(bpfRoot, maps.NameFrontends), &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return 0, fmt.Errorf("pinned map of frontends: %w", err)
+	}
+	info, err := pinned.Info()
+	if err := errors.Join(err, pinned.Close()); err != nil {
+		return 0, fmt.Errorf("map of frontends: %w", err)
+	}
+	id, _ := info.ID()
+
+	return ProbePort(id), nil
+}
 
 // ProbeVerb is the argument with which [Verify] starts this program's own executable,
 // which then calls [ProbeMain].
 const ProbeVerb = "probe-hooks"
 
-// ErrNotEffective is returned when a socket in the cgroup root is not translated, even
-// if the kernel lists our programs as attached.
+// ErrNotEffective is returned when a socket in the cgroup root is not translated by the maps of
+// this instance, even if the kernel lists our programs as attached.
 var ErrNotEffective = errors.New("sockets are not translated")
 
 // ErrNotProbed is returned when the process that probes the hooks failed, so that
@@ -42,17 +79,43 @@ const (
 	dialTimeout  = time.Second
 )
 
-// Verify starts a process in cgroupRoot that dials the reserved frontend. It returns
-// an error wrapping [ErrNotEffective] if our programs do not refuse that, and one
-// wrapping [ErrNotProbed] if it could not be tried, or [ErrSlow] if not in time. The reserved frontend must be in
-// the maps. Only if hooks have no effect, a SYN may leave the node, which reaches at
+// Verify tries the hooks of the instance that is pinned below bpfRoot: it starts a process in
+// cgroupRoot that dials the reserved frontends. It returns
+// an error wrapping [ErrNotEffective] if our programs do not translate these by our maps (those of another
+// instance, which run first, refuse one of them), and one wrapping [ErrNotProbed] if it could not be tried, or [ErrSlow] if not in time.
+// The reserved frontends must be in the maps. Only if hooks have no effect, a SYN may leave the node, which reaches at
 // most the next hop.
 //
 // If this process is in that cgroup already, the new process inherits it. It is moved
 // only if it must be: the kernel lets no process into a cgroup with controllers for
 // its children (EBUSY), nor out of a cgroup namespace if nsdelegate is set (ENOENT),
 // and a seccomp profile may forbid clone3.
-func Verify(ctx context.Context, cgroupRoot string) error {
+func Verify(ctx context.Context, bpfRoot, cgroupRoot string) error {
+	if err := checkCgroup2(cgroupRoot); err != nil {
+		return fmt.Errorf("cgroup root: %w", err)
+	}
+	port, err := pinnedProbePort(bpfRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: no maps of this build are pinned below %s", ErrNotEffective, bpfRoot)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNotProbed, err)
+	}
+
+	return verify(ctx, cgroupRoot, port)
+}
+
+// Verify is [Verify] for this instance, also if its maps have no pins.
+func (d *Datapath) Verify(ctx context.Context) error {
+	frontends, err := d.maps.ID(maps.NameFrontends)
+	if err != nil {
+		return err
+	}
+
+	return verify(ctx, d.cfg.CgroupRoot, ProbePort(frontends))
+}
+
+func verify(ctx context.Context, cgroupRoot string, port uint16) error {
 	cgroup, err := os.Open(cgroupRoot)
 	if err != nil {
 		return fmt.Errorf("cgroup root: %w", err)
@@ -61,7 +124,7 @@ func Verify(ctx context.Context, cgroupRoot string) error {
 
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", ProbeVerb)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", ProbeVerb, strconv.Itoa(int(port)))
 	if id, err := cgroupID(cgroupRoot); (err != nil || id != rootCgroupID) && !holdsThisProcess(cgroupRoot) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
 	}
@@ -82,29 +145,42 @@ func Verify(ctx context.Context, cgroupRoot string) error {
 
 const probeNotEffective = 3
 
-// ProbeMain is the main function of the process that [Verify] starts. It returns the
+// ProbeMain is the main function of the process that [Verify] starts, with the port as its argument. It returns the
 // exit code.
-func ProbeMain() int {
-	v4 := &unix.SockaddrInet4{Port: int(ProbeAddr.Port()), Addr: ProbeAddr.Addr().As4()}
-	v6 := &unix.SockaddrInet6{Port: v4.Port, Addr: ProbeAddr.Addr().As16()}
+func ProbeMain(port string) int {
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		fmt.Printf("port: %v\n", err)
+
+		return 1
+	}
 	mapped := netip.MustParseAddr("::ffff:127.0.0.1").As16()
 
 	code := 0
 	for _, probe := range []struct {
-		hook       string
-		family     int
-		bind, dial unix.Sockaddr
+		hook   string
+		family int
+		bind   unix.Sockaddr
+		port   int
 	}{
-		{"connect4", unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, v4},
-		{"connect6", unix.AF_INET6, &unix.SockaddrInet6{Addr: mapped}, v6},
+		{"connect4", unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, int(number)},
+		{"connect6", unix.AF_INET6, &unix.SockaddrInet6{Addr: mapped}, int(number)},
+		{"connect4", unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, CommonProbePort},
 	} {
-		err := dialBound(probe.family, probe.bind, probe.dial)
-		if errors.Is(err, unix.EAFNOSUPPORT) {
-			continue // a node without IPv6
+		var dial unix.Sockaddr = &unix.SockaddrInet4{Addr: ProbeAddr.As4(), Port: probe.port}
+		if probe.family == unix.AF_INET6 {
+			dial = &unix.SockaddrInet6{Addr: ProbeAddr.As16(), Port: probe.port}
 		}
-		if !errors.Is(err, unix.ECONNREFUSED) {
-			fmt.Printf("%s: connect to %s: %v, want %v\n", probe.hook, ProbeAddr, err, unix.ECONNREFUSED)
-			code = probeNotEffective
+		err := dialBound(probe.family, probe.bind, dial)
+		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENETUNREACH) {
+			continue // the former on a node without IPv6
+		}
+		code = probeNotEffective
+		fmt.Printf("%s: connect to %s:%d: %v, want %v\n", probe.hook, ProbeAddr, probe.port, err, unix.ENETUNREACH)
+		if errors.Is(err, unix.ECONNREFUSED) {
+			fmt.Println("programs of another instance or build of Sluice are in charge")
+
+			break
 		}
 	}
 

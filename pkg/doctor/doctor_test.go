@@ -159,6 +159,9 @@ var patients = []struct {
 	{"pins", "of another layout", func(n *Node) {
 		n.Pins.Value = Pins{Folders: []string{"/sys/fs/bpf/sluice/v1"}, Others: []string{"/sys/fs/bpf/sluice/v1"}}
 	}},
+	{"pins", "of another bpf root in charge", func(n *Node) {
+		n.Others.Value = []datapath.Other{{BPFRoot: "/sys/fs/bpf/former", Hooks: []string{"connect4", "eth0 ingress"}, Links: []uint32{7, 8}}}
+	}},
 	{"pins", "which cannot be read", func(n *Node) {
 		n.Pins.Value = Pins{Folders: []string{"/sys/fs/bpf/sluice/v3"}, Unreadable: maps.ErrStale}
 	}},
@@ -433,6 +436,7 @@ func TestUnseen(t *testing.T) {
 		{"capabilities seccomp", func(n *Node) { n.Process.Err = lost }},
 		{"memory", func(n *Node) { n.Memory.Err = lost }},
 		{"pins", func(n *Node) { n.Pins.Err = lost }},
+		{"pins", func(n *Node) { n.Others.Err = lost }},
 		{"descriptors", func(n *Node) { n.Files.Err = lost }},
 		{"cgroup-hooks cilium calico", func(n *Node) { n.CgroupPrograms.Err = lost }},
 		{"device-hooks cilium calico", func(n *Node) { n.DevicePrograms.Err = lost }},

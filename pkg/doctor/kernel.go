@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // leastKernel is the oldest kernel on which all programs load.
@@ -182,11 +183,22 @@ func checkBPFFS(n Node) []Finding {
 }
 
 func checkPins(n Node) []Finding {
+	if len(n.Others.Value) > 0 {
+		var others []string
+		for _, o := range n.Others.Value {
+			others = append(others, o.String())
+		}
+
+		return problem("another Sluice is in charge, with maps that no agent with --bpf-root "+n.Config.BPFRoot+" fills: "+status.ListText(others),
+			"Start the agent: it takes over what no agent keeps. Or remove them by sluice --bpf-root ROOT cleanup, or without a pin by bpftool link detach id LINK.")
+	}
 	switch {
 	case n.BPFFS != nil:
 		return ok("there is no bpffs yet, and so no pin")
 	case n.Pins.Err != nil:
 		return unseen(n.Pins.Err)
+	case n.Cgroup.Err == nil && n.Others.Err != nil:
+		return unseen(n.Others.Err)
 	case len(n.Pins.Value.Others) > 0:
 		return warning("maps of a build with another layout are pinned: "+strings.Join(n.Pins.Value.Others, ", "),
 			"Nothing has to be done before an agent starts: it takes them over. If none is to run here any more, run sluice cleanup.")

@@ -110,7 +110,9 @@ type Node struct {
 	CgroupV1 bool  // is mounted, too
 	BPFFS    error // why pins cannot be there
 	Pins     Fact[Pins]
-	Agent    Fact[status.Status]
+	// Others are other instances of Sluice that act on the node.
+	Others Fact[[]datapath.Other]
+	Agent  Fact[status.Status]
 
 	// Programs of other owners at the hooks of Sluice.
 	CgroupPrograms Fact[[]datapath.Foreign]
@@ -172,6 +174,13 @@ func Observe(ctx context.Context, cfg Config) Node {
 		}),
 		Processes: look(findProcesses), AllProcesses: seesAllProcesses(),
 	}
+	n.Others = look(func() ([]datapath.Other, error) {
+		if n.Cgroup.Err != nil {
+			return nil, n.Cgroup.Err
+		}
+
+		return datapath.Others(cfg.BPFRoot, n.Cgroup.Value.Path)
+	})
 	n.CgroupPrograms = look(func() ([]datapath.Foreign, error) {
 		if n.Cgroup.Err != nil {
 			return nil, n.Cgroup.Err

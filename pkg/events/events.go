@@ -138,6 +138,7 @@ func (r Recorder) Datapath(e datapath.Event) {
 		datapath.HooksNotEffective: kube.ReasonHooks, datapath.HooksEffective: kube.ReasonHooksBack,
 		datapath.PinsMissing: kube.ReasonPinsMissing, datapath.PinsMadeAgain: kube.ReasonPinsMadeAgain,
 		datapath.DevicesNotEffective: kube.ReasonUnreached, datapath.DevicesEffective: kube.ReasonReached,
+		datapath.OtherTakenOver:         kube.ReasonTakenOver,
 		datapath.MasqueradePortsLimited: kube.ReasonPortsLimited, datapath.MasqueradePortsExtended: kube.ReasonPortsExtended,
 	}[e.Kind]
 	r.record(kube.Event{

@@ -80,6 +80,13 @@ func (b *Backends) Totals() Healing {
 	return b.totals
 }
 
+// isProbe reports whether a backend is that by which the agent tries its hooks, which never answers.
+func (b *Backends) isProbe(backend maps.Backend) bool {
+	port, ok, err := b.cfg.Tables.ServicePorts.Lookup(backend.ServicePortId)
+
+	return err == nil && ok && port.IsProbe()
+}
+
 // look logs each change of a backend. There are as many as the cluster has endpoints, and rarely a
 // suspect among them: without one it reads none.
 func (b *Backends) look() {
@@ -97,6 +104,7 @@ func (b *Backends) look() {
 			was = maps.BackendHealth{}
 		}
 		backend, there := b.cfg.Tables.BackendOf(now.Id)
+		there = there && (now.Episodes == 0 || !b.isProbe(backend))
 		if there && now.IsSuspect() {
 			b.totals.Suspects++
 		}

@@ -50,7 +50,8 @@ const (
 	ReasonPortsExtended   = "MasqueradePortsExtended"
 	ReasonPinsMissing     = "PinsMissing"
 	ReasonPinsMadeAgain   = "PinsMadeAgain"
-	ReasonBackendSuspect  = "BackendSuspect" // it does not answer clients of this node
+	ReasonTakenOver       = "OtherSluiceTakenOver" // its programs acted on this node
+	ReasonBackendSuspect  = "BackendSuspect"       // it does not answer clients of this node
 	ReasonFeatureMissing  = "KernelFeatureMissing"
 	ReasonFlowTableFull   = "FlowTableFull"
 	ReasonFlowTableRelief = "FlowTableNotFull"

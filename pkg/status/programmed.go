@@ -173,7 +173,7 @@ func ProgrammedServices(m maps.Tables) ([]Service, error) {
 	}
 	services := []Service{}
 	for _, f := range frontends {
-		if f.Address.Port() == 0 || f.Address == datapath.ProbeAddr {
+		if f.Address.Port() == 0 || f.Address.Addr() == datapath.ProbeAddr {
 			continue
 		}
 		name, _, _ := strings.Cut(f.Service, ":")

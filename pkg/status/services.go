@@ -239,22 +239,28 @@ func ServiceNamed(services []string, name string) (string, error) {
 	}
 }
 
-// ProbeService owns the frontend that [datapath.Verify] dials. No Service of
+// ProbeService owns the frontends that [datapath.Verify] dials. No Service of
 // the cluster can have its name: a namespace has no dot.
 var ProbeService = lb.ServiceName{Namespace: "sluice.internal", Name: "probe"}
 
-// ProbeFrontend returns a frontend without a backend, so that hooks refuse every connection to it.
-func ProbeFrontend() lb.Frontend {
-	return lb.Frontend{
-		Key: lb.FrontendKey{
-			Addr: datapath.ProbeAddr.Addr(), Port: datapath.ProbeAddr.Port(),
-			Protocol: lb.TCP, Scope: lb.Internal,
-		},
-		Kind: lb.KindClusterIP,
-		Port: lb.PortName{Service: ProbeService, Protocol: lb.TCP},
-
-		Algorithm: lb.Random,
+// ProbeFrontends returns the reserved frontends of the instance with this [datapath.ProbePort]: one for this port, one for
+// that of all instances, and one that refuses all others.
+func ProbeFrontends(port uint16) []lb.Frontend {
+	frontend := func(port uint16, protocol lb.Protocol) lb.Frontend {
+		return lb.Frontend{
+			Key:  lb.FrontendKey{Addr: datapath.ProbeAddr, Port: port, Protocol: protocol, Scope: lb.Internal},
+			Kind: lb.KindClusterIP,
+			Port: lb.PortName{Service: ProbeService, Protocol: protocol},
+		}
 	}
+	frontends := []lb.Frontend{frontend(port, lb.TCP), frontend(datapath.CommonProbePort, lb.TCP), frontend(0, lb.AnyProtocol)}
+	for i := range frontends[:2] {
+		f := &frontends[i]
+		f.Backends, f.Algorithm = []lb.Backend{{Addr: datapath.ProbeBackend}}, lb.Random
+		f.Healing = lb.HealOff // no connection to it is answered
+	}
+
+	return frontends
 }
 
 // Model is a copy of what an agent knows of Services at one moment. Answers are computed from
@@ -265,6 +271,7 @@ type Model struct {
 	Resolve  func(lb.Snapshot) lb.Resolution
 	Problems map[string][]lb.Problem // that were found when objects were read, by object
 	Errors   []ServiceError
+	Own      []lb.Frontend // the agent's own: see [ProbeFrontends]
 	// Owners are the Services that own frontends which another Service claims as well.
 	Owners map[lb.FrontendKey]lb.ServiceName
 }
@@ -329,9 +336,12 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 }
 
 // Desired returns the frontends that should be in the maps, sorted by Service and address:
-// those of all Services, without those that another Service owns, and that of the probe.
+// those of all Services, without those that another Service owns, and the agent's own.
 func (m Model) Desired() []Frontend {
-	frontends := []Frontend{frontendOf(ProbeFrontend())}
+	var frontends []Frontend
+	for _, f := range m.Own {
+		frontends = append(frontends, frontendOf(f))
+	}
 	for _, svc := range m.Snapshots {
 		for _, f := range m.Resolve(svc).Frontends {
 			if owner, ok := m.Owners[f.Key]; !ok || owner == svc.Service.Name {

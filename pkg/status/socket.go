@@ -156,6 +156,8 @@ func (s Server) status(ctx context.Context) (Status, error) {
 	unread("hooks", err)
 	status.Devices, err = s.Devices.Status()
 	unread("devices", err)
+	status.Others, err = s.Datapath.Others()
+	unread("other programs of Sluice", err)
 	unread("maps", status.readMaps(s.Datapath.Maps()))
 
 	return status, nil

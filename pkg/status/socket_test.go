@@ -30,7 +30,7 @@ func serve(t *testing.T, state *lb.State) *Client {
 		Ping:   func(context.Context) error { return nil },
 		Model: func(context.Context) (Model, error) {
 			return Model{
-				Snapshots: slices.Collect(state.Snapshots()), Resolve: lb.Snapshot.Resolve,
+				Snapshots: slices.Collect(state.Snapshots()), Resolve: lb.Snapshot.Resolve, Own: ProbeFrontends(80),
 				Errors:   []ServiceError{{Service: "ns/web", Error: "one"}, {Service: "ns/web", Error: "two"}},
 				Problems: map[string][]lb.Problem{"Service ns/web": {{Object: "Service ns/web", Field: "f", Message: "m"}}},
 				Owners: map[lb.FrontendKey]lb.ServiceName{
@@ -99,7 +99,7 @@ func TestClientSeesTheModel(t *testing.T) {
 	if has(80) || !has(53) {
 		t.Error("desired are not the frontends that the Service owns")
 	}
-	if !slices.ContainsFunc(desired, func(f Frontend) bool { return f.Address == datapath.ProbeAddr }) {
+	if !slices.ContainsFunc(desired, func(f Frontend) bool { return f.Address.Addr() == datapath.ProbeAddr }) {
 		t.Error("the agent's own frontend is missing")
 	}
 }

@@ -43,7 +43,9 @@ type Status struct {
 	// Unpinned is why pins are missing below BPFRoot, empty if none is.
 	Unpinned string               `json:"unpinned,omitempty"`
 	Hooks    []datapath.HookState `json:"hooks"`
-	// Effective is empty if our programs refuse a connection to a reserved address, else
+	// Others are other instances of Sluice, whose programs act on this node as well.
+	Others []datapath.Other `json:"others,omitempty"`
+	// Effective is empty if our programs translate a connection to a reserved address by our maps, else
 	// it is what happened instead.
 	Effective string `json:"effective,omitempty"`
 	// Untried is why nothing is known of that, although no trial has failed; empty if one was made.
@@ -103,12 +105,15 @@ type ServiceError struct {
 // starts this program's own executable, see [datapath.Verify].
 func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, error) {
 	status := Status{BPFRoot: bpfRoot, CgroupRoot: cgroupRoot, NotCovered: notCovered(cgroupRoot)}
-	status.setEffective(datapath.Verify(ctx, cgroupRoot))
+	status.setEffective(datapath.Verify(ctx, bpfRoot, cgroupRoot))
 	var err error
 	if status.Hooks, err = datapath.Hooks(bpfRoot, cgroupRoot); err != nil {
 		return status, err
 	}
 	if status.Devices, err = datapath.Devices(bpfRoot); err != nil {
+		return status, err
+	}
+	if status.Others, err = datapath.Others(bpfRoot, cgroupRoot); err != nil {
 		return status, err
 	}
 	pinned, err := maps.Load(bpfRoot)
@@ -202,6 +207,9 @@ func (s Status) AttachTroubles() []string {
 	}
 	if s.Unpinned != "" {
 		troubles = append(troubles, s.Unpinned)
+	}
+	for _, other := range s.Others {
+		troubles = append(troubles, other.String())
 	}
 	for _, hook := range s.Hooks {
 		if hook.Problem != "" {

@@ -1,0 +1,395 @@
+package datapath
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/bpf"
+	"github.com/sluice-lb/sluice/maps"
+)
+
+// Other is another instance of Sluice: its programs act on sockets of the cgroup root, or at devices of this network
+// namespace, and their links are not pinned below our bpf root. They look up maps that our agent does not fill.
+type Other struct {
+	// BPFRoot is where its links are pinned, empty if no bpffs that is mounted here has a pin of them.
+	BPFRoot string `json:"bpfRoot,omitempty"`
+	// Hooks are where it is attached, as "connect4" or "eth0 ingress".
+	Hooks []string `json:"hooks"`
+	// Links are the links, by their numbers in the kernel.
+	Links []uint32 `json:"links"`
+}
+
+// String says whose programs they are, and where they are attached.
+func (o Other) String() string {
+	whose := "another Sluice, pinned below " + o.BPFRoot
+	if o.BPFRoot == "" {
+		whose = "another Sluice, without a pin that is found here"
+	}
+	numbers := strings.Trim(fmt.Sprint(o.Links), "[]")
+
+	return fmt.Sprintf("programs of %s, at %s (links %s)", whose, strings.Join(o.Hooks, ", "), numbers)
+}
+
+// Others returns the other instances that act on the sockets of a cgroup, or at the devices of the calling thread's
+// network namespace. It needs no agent.
+func Others(bpfRoot, cgroupRoot string) ([]Other, error) {
+	own, err := pinnedLinks(bpfRoot)
+	if err != nil {
+		return nil, err
+	}
+
+	return findOthers(cgroupRoot, func(id link.ID) bool { return slices.Contains(own, id) })
+}
+
+// Others is [Others], for which links that are open and not pinned are this instance's as well.
+func (d *Datapath) Others() ([]Other, error) { return d.links.others(d.cfg.CgroupRoot) }
+
+// others is [Datapath.Others]. While it looks, no link is attached that has no pin yet.
+func (ls *links) others(cgroupRoot string) ([]Other, error) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	own, err := pinnedLinks(ls.bpfRoot)
+	if err != nil {
+		return nil, err
+	}
+	for pin, l := range ls.open {
+		info, err := l.Info()
+		if err != nil {
+			return nil, fmt.Errorf("link of %s: %w", pin, err)
+		}
+		own = append(own, info.ID)
+	}
+
+	return findOthers(cgroupRoot, func(id link.ID) bool { return slices.Contains(own, id) })
+}
+
+// findOthers returns the instances that act on a cgroup or on devices by links that are not our own.
+func findOthers(cgroupRoot string, isOwn func(link.ID) bool) ([]Other, error) {
+	cgroup, err := cgroupID(cgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	hooks := make(map[link.ID]string)
+	err = eachLink(func(info *link.Info) bool {
+		if isOwn(info.ID) {
+			return false
+		}
+		hook := ""
+		if at := info.Cgroup(); info.Type == link.CgroupType && at != nil && at.CgroupId == cgroup {
+			hook = sockHookAt(ebpf.AttachType(at.AttachType))
+		} else if at := info.TCX(); info.Type == link.TCXType && at != nil {
+			hook = deviceHookOf(info.ID, int(at.Ifindex))
+		}
+		if hook != "" && strings.HasPrefix(programName(info.Program), programPrefix) {
+			hooks[info.ID] = hook
+		}
+
+		return false
+	})
+	if err != nil || len(hooks) == 0 {
+		return nil, err
+	}
+	roots, err := rootsOf(hooks)
+	if err != nil {
+		return nil, err
+	}
+	var all []Other
+	for id, hook := range hooks {
+		at := slices.IndexFunc(all, func(o Other) bool { return o.BPFRoot == roots[id] })
+		if at < 0 {
+			at, all = len(all), append(all, Other{BPFRoot: roots[id]})
+		}
+		all[at].Hooks, all[at].Links = append(all[at].Hooks, hook), append(all[at].Links, uint32(id))
+	}
+	for _, o := range all {
+		slices.Sort(o.Hooks)
+		slices.Sort(o.Links)
+	}
+	slices.SortFunc(all, func(a, b Other) int { return cmp.Compare(a.BPFRoot, b.BPFRoot) })
+
+	return all, nil
+}
+
+// sockHookAt returns the name of a hook of sockets, by its type.
+func sockHookAt(attach ebpf.AttachType) string {
+	for _, hook := range bpf.SockHooks() {
+		if hook.Attach == attach {
+			return hook.Name
+		}
+	}
+
+	return attach.String()
+}
+
+// deviceHookOf returns the device and hook at which the program of a link runs, or "" if that is in another network
+// namespace.
+func deviceHookOf(id link.ID, index int) string {
+	device, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return ""
+	}
+	for _, hook := range deviceHooks() {
+		all, err := tcxAt(index, hook)
+		if err == nil && slices.ContainsFunc(all, func(a attached) bool { return a.link == id }) {
+			return device.Attrs().Name + " " + hook.name
+		}
+	}
+
+	return ""
+}
+
+// pinnedLinks returns the links that are pinned below a bpf root.
+func pinnedLinks(bpfRoot string) ([]link.ID, error) {
+	var ids []link.ID
+	for _, pattern := range []string{"*", "devices/*/*"} {
+		pins, err := filepath.Glob(filepath.Join(linkDir(bpfRoot), pattern))
+		if err != nil {
+			return nil, fmt.Errorf("pinned links: %w", err)
+		}
+		for _, pin := range pins {
+			l, err := loadPinned(pin)
+			if err != nil {
+				continue // a folder, or no link, or it has just gone
+			}
+			info, err := l.Info()
+			if err := errors.Join(err, l.Close()); err != nil {
+				return nil, fmt.Errorf("%s: %w", pin, err)
+			}
+			ids = append(ids, info.ID)
+		}
+	}
+
+	return ids, nil
+}
+
+func isFolder(path string) bool {
+	info, err := os.Stat(path)
+
+	return err == nil && info.IsDir()
+}
+
+// rootsOf returns the bpf roots below which these links are pinned, in any bpffs that is mounted here.
+func rootsOf(hooks map[link.ID]string) (map[link.ID]string, error) {
+	mounts, err := mountPoints("bpf")
+	if err != nil {
+		return nil, err
+	}
+	roots := make(map[link.ID]string)
+	for _, mount := range mounts {
+		err := filepath.WalkDir(mount.Mountpoint, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !entry.IsDir() || entry.Name() != filepath.Base(linkDir("")) {
+				return nil // a folder of others that has just gone, for one
+			}
+			root := filepath.Dir(path)
+			ids, err := pinnedLinks(root)
+			if err != nil {
+				return nil // pins of others
+			}
+			for _, id := range ids {
+				if _, known := roots[id]; !known && hooks[id] != "" {
+					roots[id] = root
+				}
+			}
+
+			return fs.SkipDir
+		})
+		if err != nil {
+			return nil, fmt.Errorf("pins below %s: %w", mount.Mountpoint, err)
+		}
+	}
+
+	return roots, nil
+}
+
+// A link that is being created cannot be opened yet: it is tried again so often, after a pause.
+const (
+	linkTries = 200
+	linkPause = 5 * time.Millisecond
+)
+
+// eachLink calls f for every link of the kernel until f returns true.
+func eachLink(f func(*link.Info) bool) error {
+	links := new(link.Iterator)
+	defer func() { links.Close() }()
+	for tries := 1; ; tries++ {
+		for links.Next() {
+			info, err := links.Link.Info()
+			if err != nil {
+				return fmt.Errorf("link %d: %w", links.ID, err)
+			}
+			if f(info) {
+				return nil
+			}
+		}
+		err := links.Err()
+		if !errors.Is(err, unix.EAGAIN) || tries == linkTries {
+			return wrap("list links", err)
+		}
+		time.Sleep(linkPause)
+		links = &link.Iterator{ID: links.ID}
+	}
+}
+
+// inheritRoot moves the pins of another instance to our bpf root, if none of our own programs is in force: so a node
+// whose agent gets another --bpf-root keeps its flows, sockets and affinity. Where pins cannot be moved,
+// [Datapath.Attach] and [Datapath.AttachDevices] end the other instance. The error wraps [ErrRunning] if an
+// agent keeps it. It returns what it has moved.
+func inheritRoot(bpfRoot, cgroupRoot string) (taken []string, err error) {
+	others, err := Others(bpfRoot, cgroupRoot)
+	if err != nil || len(others) == 0 {
+		return nil, err
+	}
+	hooks, err := Hooks(bpfRoot, cgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	inForce := slices.ContainsFunc(hooks, func(h HookState) bool { return h.Problem == "" })
+	for _, o := range others {
+		if o.BPFRoot == "" {
+			continue
+		}
+		lock, err := lockOther(o)
+		if err != nil {
+			return taken, err
+		}
+		if !inForce && onSameMount(o.BPFRoot, filepath.Dir(bpfRoot)) {
+			inForce, taken = true, append(taken, fmt.Sprintf("moved to %s with all flows: %v", bpfRoot, o))
+			err = movePins(o.BPFRoot, bpfRoot)
+		}
+		if err := errors.Join(err, lock.Release()); err != nil {
+			return taken, fmt.Errorf("pins below %s: %w", o.BPFRoot, err)
+		}
+	}
+
+	return taken, nil
+}
+
+// lockOther locks the maps of another instance. The error wraps [ErrRunning] if an agent keeps them.
+func lockOther(o Other) (*MapsLock, error) {
+	lock, err := LockMaps(o.BPFRoot)
+	if errors.Is(err, ErrRunning) {
+		return nil, fmt.Errorf("%v: its agent is running: stop it first: %w", o, err)
+	}
+
+	return lock, err
+}
+
+func onSameMount(a, b string) bool {
+	var at [2]unix.Stat_t
+
+	return errors.Join(unix.Stat(a, &at[0]), unix.Stat(b, &at[1])) == nil && at[0].Dev == at[1].Dev
+}
+
+// movePins moves the folders of maps, programs and links, each in one step and the links last. One of the same name
+// that is there was in force earlier. An agent that is killed meanwhile leaves the links where they were, and the next
+// one moves the rest.
+func movePins(from, to string) error {
+	folders, err := maps.Folders(from)
+	if err := errors.Join(err, os.MkdirAll(to, 0o700)); err != nil {
+		return err
+	}
+	for _, folder := range append(folders, programDir(from), linkDir(from)) {
+		if !isFolder(folder) {
+			continue
+		}
+		moved := filepath.Join(to, filepath.Base(folder))
+		if err := errors.Join(os.RemoveAll(moved), os.Rename(folder, moved)); err != nil {
+			return err
+		}
+	}
+
+	return removeRoot(from)
+}
+
+// endOthers detaches the programs of other instances from the hooks that match, and removes the pins of those that have
+// none left. The error wraps [ErrRunning] if an agent keeps one.
+func (d *Datapath) endOthers(matches func(link.Type) bool) error {
+	others, err := d.Others()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, o := range others {
+		errs = append(errs, d.endOther(o, matches))
+	}
+
+	return errors.Join(errs...)
+}
+
+func (d *Datapath) endOther(o Other, matches func(link.Type) bool) (err error) {
+	if o.BPFRoot != "" {
+		lock, err := lockOther(o)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, lock.Release()) }()
+	}
+	left, ended := 0, 0
+	// From the last that was attached to the first: hooks of requests before those that translate their answers.
+	for _, id := range slices.Backward(o.Links) {
+		l, err := link.NewFromID(link.ID(id))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("link %d: %w", id, err)
+		}
+		info, err := l.Info()
+		if err == nil && matches(info.Type) {
+			err = detach(l)
+			ended++
+		} else {
+			left++
+		}
+		if err := errors.Join(err, l.Close()); err != nil {
+			return fmt.Errorf("link %d: %w", id, err)
+		}
+	}
+	if ended > 0 {
+		d.links.noteTaken("detached " + o.String() + "; connections that it translated at devices end")
+	}
+	if left == 0 && o.BPFRoot != "" {
+		err = removeRoot(o.BPFRoot)
+	}
+
+	return err
+}
+
+// noteTaken notes what was taken over, for [Datapath.TakenOver].
+func (ls *links) noteTaken(text string) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.taken = append(ls.taken, text)
+}
+
+// TakenOver returns a sentence for each other instance whose pins were moved, or whose programs were detached, since the
+// last call. Any goroutine may call it.
+func (d *Datapath) TakenOver() []string {
+	d.links.mu.Lock()
+	defer d.links.mu.Unlock()
+	taken := d.links.taken
+	d.links.taken = nil
+
+	return taken
+}
+
+// reportTakenOver logs and records what [Datapath.TakenOver] returns.
+func (d *Datapath) reportTakenOver(log *slog.Logger, record func(Event)) {
+	for _, text := range d.TakenOver() {
+		log.Warn("another Sluice was in charge here", "takenOver", text)
+		record(Event{OtherTakenOver, text})
+	}
+}

@@ -1,0 +1,172 @@
+package datapath
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// elsewhere returns the configuration of the world with another bpf root.
+func (w *world) elsewhere(t testing.TB) Config {
+	t.Helper()
+	cfg := w.cfg
+	cfg.BPFRoot = lab.MustBPFRoot(t)
+	t.Cleanup(func() { lab.Must(t, Remove(cfg.BPFRoot)) })
+
+	return cfg
+}
+
+// mustBeInCharge fails the test unless the programs of d are the only ones of Sluice in its cgroup, and prove it.
+func mustBeInCharge(t *testing.T, d *Datapath) {
+	t.Helper()
+	if n := len(effective(t, d.cfg.CgroupRoot, ebpf.AttachCGroupInet4Connect)); n != 1 {
+		t.Errorf("%d programs at connect4, want 1", n)
+	}
+	if err := d.Verify(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if others, err := d.Others(); err != nil || len(others) > 0 {
+		t.Errorf("others are %v, %v, want none", others, err)
+	}
+}
+
+// An agent that gets another bpf root takes over the maps of the one before, which ended: what is programmed stays in
+// force, with the same links and ids, and nothing is left at the other place.
+func TestAnotherBPFRoot(t *testing.T) {
+	w := newWebWorld(t)
+	w.addProbe(t)
+	before := mustLinkID(t, w, "connect4")
+	old := w.cfg.BPFRoot
+	lab.Must(t, w.Close())
+
+	w.cfg = w.elsewhere(t)
+	w.Datapath = w.mustOpen(t, w.cfg)
+	w.mustAttach(t)
+	mustBeInCharge(t, w.Datapath)
+	if _, err := w.pod(t).Request("tcp4", webVIP); err != nil {
+		t.Errorf("what was programmed: %v", err)
+	}
+	if after := mustLinkID(t, w, "connect4"); after != before {
+		t.Errorf("link %d, want %d with its program replaced", after, before)
+	}
+	if _, err := os.Stat(old); !os.IsNotExist(err) {
+		t.Errorf("the former bpf root is still there: %v", err)
+	}
+	if taken := w.TakenOver(); len(taken) != 1 || !strings.Contains(taken[0], old) || !strings.Contains(taken[0], "connect4") {
+		t.Errorf("taken over is %q, want what was below %s", taken, old)
+	}
+}
+
+// An agent that was killed while it moved pins leaves the links where they were, and the next one moves the rest.
+func TestMovingPinsIsInterrupted(t *testing.T) {
+	w := newWebWorld(t)
+	old := w.cfg.BPFRoot
+	lab.Must(t, w.Close())
+	w.cfg = w.elsewhere(t)
+	lab.Must(t, os.MkdirAll(w.cfg.BPFRoot, 0o700))
+	for _, folder := range []string{maps.Version, maps.StateVersion} {
+		lab.Must(t, os.Rename(filepath.Join(old, folder), filepath.Join(w.cfg.BPFRoot, folder)))
+	}
+	w.Datapath = w.mustOpen(t, w.cfg)
+	w.mustAttach(t)
+	if _, err := w.pod(t).Request("tcp4", webVIP); err != nil {
+		t.Errorf("what was programmed: %v", err)
+	}
+}
+
+// Programs of another instance that run in front of ours are no proof that ours are in charge. They are detached as soon
+// as no agent keeps their maps, and until then named, with where they are pinned.
+func TestAnotherInstanceIsInCharge(t *testing.T) {
+	w := buildWorld(t)
+	ours := w.mustOpen(t, w.elsewhere(t)) // before the other one attaches
+	w.Datapath = w.mustOpen(t, w.cfg)
+	w.mustAttach(t)
+	w.add(t, service{proto: "tcp", at: []string{webVIP}, to: w.all4()[:1]})
+	w.addProbe(t)
+
+	lock, err := LockMaps(w.cfg.BPFRoot)
+	lab.Must(t, err)
+	if err := ours.Attach(); !errors.Is(err, ErrRunning) || !strings.Contains(err.Error(), w.cfg.BPFRoot) {
+		t.Errorf("beside an agent, attaching: %v, want %v", err, ErrRunning)
+	}
+	next := world{Datapath: ours, cfg: ours.cfg}
+	next.addProbe(t)
+	if err := ours.Verify(t.Context()); !errors.Is(err, ErrNotEffective) || !strings.Contains(err.Error(), "another instance") {
+		t.Errorf("behind another instance: %v, want %v", err, ErrNotEffective)
+	}
+	others, err := Others(ours.cfg.BPFRoot, ours.cfg.CgroupRoot)
+	if err != nil || len(others) != 1 || others[0].BPFRoot != w.cfg.BPFRoot || !slices.Contains(others[0].Hooks, "connect4") {
+		t.Errorf("others are %v, %v, want those below %s", others, err, w.cfg.BPFRoot)
+	}
+	if _, err := Open(w.elsewhere(t)); !errors.Is(err, ErrRunning) {
+		t.Errorf("a third instance beside an agent: %v, want %v", err, ErrRunning)
+	}
+
+	lab.Must(t, lock.Release())
+	lab.Must(t, ours.Attach())
+	mustBeInCharge(t, ours)
+	if taken := ours.TakenOver(); len(taken) != 1 || !strings.Contains(taken[0], "detached") {
+		t.Errorf("taken over is %q", taken)
+	}
+	if folders, err := maps.Folders(w.cfg.BPFRoot); err != nil || len(folders) > 0 {
+		t.Errorf("of the other instance, %v is left, %v", folders, err)
+	}
+}
+
+// Links of another instance without pins are found and detached as well.
+func TestAnotherInstanceWithoutPins(t *testing.T) {
+	w := newWebWorld(t)
+	lab.Must(t, os.RemoveAll(linkDir(w.cfg.BPFRoot))) // its links stay open
+	next := world{cfg: w.elsewhere(t), node: w.node}
+	next.Datapath = next.mustOpen(t, next.cfg)
+	if others, err := next.Others(); err != nil || len(others) != 1 || others[0].BPFRoot != "" {
+		t.Errorf("others are %v, %v, want those without pins", others, err)
+	}
+	next.mustAttach(t)
+	next.addProbe(t)
+	mustBeInCharge(t, next.Datapath)
+}
+
+// The same at a device: the programs of another instance are detached there, and those at a device of another network
+// namespace, which may have the same number, are not.
+func TestAnotherInstanceAtDevices(t *testing.T) {
+	p := newPort(t, TCX)
+	p.attach(p.device())
+	other := newPort(t, TCX)
+	other.attach(other.device())
+	lab.Must(t, p.Close())
+
+	before := p.cfg.BPFRoot
+	p.cfg.BPFRoot = lab.MustBPFRoot(t)
+	p.cfg.CgroupRoot = lab.MustCgroup(t, "next").Path()
+	t.Cleanup(func() { lab.MustDo(t, p.node, func() error { return Remove(p.cfg.BPFRoot) }) })
+	lab.MustDo(t, p.node, func() error {
+		others, err := Others(p.cfg.BPFRoot, p.cfg.CgroupRoot)
+		if len(others) != 1 || others[0].BPFRoot != before || !slices.Equal(others[0].Hooks, []string{"eth0 egress", "eth0 ingress"}) {
+			t.Errorf("others are %v, want those below %s at eth0", others, before)
+		}
+
+		return err
+	})
+	p.open(TCX)
+	p.attach(p.device())
+	p.wantState("eth0", TCX, "")
+	lab.MustDo(t, p.node, func() error {
+		for _, hook := range deviceHooks() {
+			if n := programsAt(t, p.index, hook, TCX); n != 1 {
+				t.Errorf("%d programs at %s, want 1", n, hook.name)
+			}
+		}
+
+		return nil
+	})
+	other.wantState("eth0", TCX, "")
+}
