@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -14,12 +15,16 @@ import (
 // asidePrefix begins the name of a folder that appear has not completed.
 const asidePrefix = "new-"
 
-// inherit makes the folder of this [Version] if it is missing. It copies what other state refers
+// inherit makes the folder of this [Version], if it is missing or stale. It copies what other state refers
 // to from the folder of an agent with another version: the names of service ports by id, the
 // backends by id, and the addresses that may be the original destinations of flows. The writer
 // then adopts them like its own, so that flows, sockets, affinity and loads refer to the same
 // backends before and after. The folder appears at once and complete: an agent that is killed
 // meanwhile leaves none.
+//
+// A folder is stale if programs in force use the maps of another version, and not its own, or have used those of the
+// other version since: as after a downgrade to a build that failed when its programs were on the hooks. Ids have been
+// assigned in the other folder meanwhile, to which flows, sockets, affinity and loads refer.
 //
 // If no such folder can be read, ids are assigned anew, and state that refers to the old ones
 // would refer to other backends: then the state is deleted as well.
@@ -27,12 +32,22 @@ const asidePrefix = "new-"
 // Every build must be able to read the maps service_ports, backends and addrs of every other
 // build. Their keys, and the present fields of their values, are frozen; a later build can append
 // fields to the values.
-func inherit(root string, specs map[string]*ebpf.MapSpec) error {
-	if _, err := os.Stat(filepath.Join(root, Version)); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
+func inherit(root string, specs map[string]*ebpf.MapSpec, inUse []ebpf.MapID) error {
 	others, err := youngestFirst(root, "v[0-9]*", NameServicePorts)
 	if err != nil {
+		return err
+	}
+	used, err := usedFolders(others, inUse)
+	if err != nil {
+		return err
+	}
+	own := filepath.Join(root, Version)
+	switch _, err := os.Stat(own); {
+	case err == nil && (len(used) == 0 || used[0] == own):
+		return nil
+	case err == nil:
+		others = used[:1]
+	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
 	for _, other := range others {
@@ -54,8 +69,8 @@ func inherit(root string, specs map[string]*ebpf.MapSpec) error {
 	if err != nil {
 		return err
 	}
-	for _, state := range states {
-		if err := os.RemoveAll(state); err != nil {
+	for _, folder := range append(states, own) {
+		if err := os.RemoveAll(folder); err != nil {
 			return err
 		}
 	}
@@ -63,7 +78,50 @@ func inherit(root string, specs map[string]*ebpf.MapSpec) error {
 	return nil
 }
 
-// appear makes a folder of maps below root, which appears at once and complete: fill writes what is in it.
+// usedFolders returns those of these folders with a pin of a map that is in use, in their order.
+func usedFolders(folders []string, inUse []ebpf.MapID) ([]string, error) {
+	var used []string
+	for _, folder := range folders {
+		pins, err := os.ReadDir(folder)
+		if err != nil {
+			return nil, err
+		}
+		for _, pin := range pins {
+			id, err := pinnedID(filepath.Join(folder, pin.Name()))
+			if pin.IsDir() || errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			if slices.Contains(inUse, id) {
+				used = append(used, folder)
+
+				break
+			}
+		}
+	}
+
+	return used, nil
+}
+
+// pinnedID returns the kernel's number of a pinned map.
+func pinnedID(pin string) (ebpf.MapID, error) {
+	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return 0, fmt.Errorf("pinned map %s: %w", pin, err)
+	}
+	info, err := m.Info()
+	if err := errors.Join(err, m.Close()); err != nil {
+		return 0, fmt.Errorf("pinned map %s: %w", pin, err)
+	}
+	id, _ := info.ID()
+
+	return id, nil
+}
+
+// appear makes a folder of maps below root, which appears at once and complete: fill writes what is in it. It takes the
+// place of one that is there.
 func appear(root, folder string, fill func(aside string) error) error {
 	aside := filepath.Join(root, asidePrefix+folder)
 	err := os.RemoveAll(aside)
@@ -72,6 +130,9 @@ func appear(root, folder string, fill func(aside string) error) error {
 	}
 	if err == nil {
 		err = fill(aside)
+	}
+	if err == nil {
+		err = os.RemoveAll(filepath.Join(root, folder))
 	}
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(aside))

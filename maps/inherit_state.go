@@ -38,6 +38,39 @@ func inheritState(root string, specs map[string]*ebpf.MapSpec) error {
 	})
 }
 
+// removeStaleState unpins the maps of this [StateVersion] of which programs in force use those of another version
+// instead: they are made anew, and get what is in those.
+func removeStaleState(root string, inUse []ebpf.MapID) error {
+	other, err := otherState(root)
+	if err != nil || other == "" {
+		return err
+	}
+	for _, name := range stateNames {
+		own, errOwn := pinnedID(PinOf(root, name))
+		theirs, errTheirs := pinnedID(filepath.Join(other, name))
+		if errors.Is(errOwn, fs.ErrNotExist) || errors.Is(errTheirs, fs.ErrNotExist) {
+			continue
+		}
+		if err := errors.Join(errOwn, errTheirs); err != nil {
+			return err
+		}
+		if !slices.Contains(inUse, theirs) || slices.Contains(inUse, own) {
+			continue
+		}
+		chunks, err := filepath.Glob(filepath.Join(folderOf(root, name), chunksFolder, name+"_[0-9]*"))
+		if err != nil {
+			return err
+		}
+		for _, pin := range append(chunks, PinOf(root, name)) {
+			if err := os.Remove(pin); err != nil {
+				return err
+			}
+		}
+	}
+
+	return nil
+}
+
 // otherState returns the youngest folder of another [StateVersion], or an empty string.
 func otherState(root string) (string, error) {
 	folders, err := youngestFirst(root, "state-v[0-9]*", NameFlows)

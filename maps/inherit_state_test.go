@@ -2,6 +2,7 @@ package maps
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -91,6 +92,33 @@ func TestStateIsShared(t *testing.T) {
 		t.Errorf("the folder of the other version: %v", err)
 	}
 	mustHave(t, p.Flows, flowOfWeb, Flow{BackendId: backendWeb.Id})
+}
+
+// Maps of both versions exist, and programs use those of the other one: what they have written counts.
+func TestStateInForce(t *testing.T) {
+	for _, inForce := range []bool{true, false} {
+		t.Run(fmt.Sprintf("it is the other one: %t", inForce), func(t *testing.T) {
+			root := lab.MustBPFRoot(t)
+			first := mustCreate(t, root, small())
+			other := filepath.Join(root, "state-v9")
+			lab.Must(t, first.Flows.Put(flowOfWeb, Flow{BackendId: 1}), first.Close(), os.MkdirAll(other, 0o700))
+			pin := filepath.Join(other, NameFlows)
+			lab.Must(t, os.Rename(PinOf(root, NameFlows), pin))
+			theirs := mustReplace(t, other, NameFlows, 8)
+			lab.Must(t, theirs.Put(flowOfWeb, bytesOf(Flow{BackendId: 7}, theirs.ValueSize())))
+			own := mustCreate(t, root, small())
+			lab.Must(t, own.Flows.Put(flowOfWeb, Flow{BackendId: 1}))
+			opts := small()
+			if inForce {
+				id, err := pinnedID(pin)
+				lab.Must(t, err)
+				opts.InUse = []ebpf.MapID{id}
+			}
+			lab.Must(t, own.Close())
+			want := map[bool]Flow{true: {BackendId: 7}, false: {BackendId: 1}}[inForce]
+			mustHave(t, mustCreate(t, root, opts).Flows, flowOfWeb, want)
+		})
+	}
 }
 
 // If values have become longer or shorter, entries are copied, including those that programs of the other

@@ -96,6 +96,47 @@ func TestIDsAreInheritedOnce(t *testing.T) {
 	}
 }
 
+// Of two folders that exist, that of the programs in force is inherited, and of two that programs use, the younger: an
+// agent that was killed as it replaced programs has left both.
+func TestIDsOfTheFolderInForce(t *testing.T) {
+	for name, test := range map[string]struct {
+		inUse     []string // folders whose maps programs use; the other one is the younger
+		inherited bool
+	}{
+		"the other one":                        {[]string{"v1x"}, true},
+		"both, and the other one is younger":   {[]string{Version, "v1x"}, true},
+		"the own one":                          {[]string{Version}, false},
+		"none, as if nothing was attached yet": {nil, false},
+	} {
+		t.Run("it is "+name, func(t *testing.T) {
+			root := lab.MustBPFRoot(t)
+			older := mustCreate(t, root, small())
+			mustHaveState(t, older)
+			lab.Must(t, older.Close())
+			lab.Must(t, os.Rename(filepath.Join(root, Version), filepath.Join(root, "aside")))
+			other := mustCreate(t, root, small())
+			lab.Must(t, other.ServicePorts.Put(ID(8, 1), webPort))
+			mustBeOther(t, other, root, "v1x")
+			lab.Must(t, os.Rename(filepath.Join(root, "aside"), filepath.Join(root, Version)))
+
+			opts := small()
+			for _, folder := range test.inUse {
+				id, err := pinnedID(filepath.Join(root, folder, NameFrontends))
+				lab.Must(t, err)
+				opts.InUse = append(opts.InUse, id)
+			}
+			p := mustCreate(t, root, opts)
+			_, own, err := p.ServicePorts.Lookup(ID(7, 1))
+			lab.Must(t, err)
+			_, others, err := p.ServicePorts.Lookup(ID(8, 1))
+			lab.Must(t, err)
+			if others != test.inherited || own == test.inherited {
+				t.Errorf("ids of the own folder %t, of the other one %t; want only one of them", own, others)
+			}
+		})
+	}
+}
+
 // A later build has longer values.
 func TestLongerValues(t *testing.T) {
 	root := lab.MustBPFRoot(t)

@@ -113,6 +113,8 @@ type Options struct {
 	Handshakes bool
 	// BackendHandshakes makes room for those of every backend: 32 bytes for each.
 	BackendHandshakes bool
+	// InUse are the maps of the programs that are in force: see inherit.
+	InUse []ebpf.MapID
 }
 
 // LiftMemlock removes the limit of memory for maps and programs of this process: before Linux
@@ -143,8 +145,8 @@ func explainMemlock(err error, version uint32) error {
 }
 
 // Create adopts the maps that are pinned below root (in the folders of this [Version] and this
-// [StateVersion]), and creates and pins the others. If the folder of this version is missing, but
-// that of another version exists, ids are inherited: see inherit. Create returns an error
+// [StateVersion]), and creates and pins the others. If the folder of this version is missing, or was in force
+// before that of another version, ids are inherited from that: see inherit. Create returns an error
 // wrapping [ErrStale], and changes nothing, if a pinned map has another layout. The caller closes
 // the result, which leaves the pins.
 func Create(root string, opts Options) (*Pinned, error) {
@@ -164,10 +166,10 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err := checkPins(root, specs); err != nil {
 		return nil, err
 	}
-	if err := inherit(root, specs); err != nil {
+	if err := inherit(root, specs, opts.InUse); err != nil {
 		return nil, fmt.Errorf("ids of another version: %w", err)
 	}
-	if err := inheritState(root, specs); err != nil {
+	if err := errors.Join(removeStaleState(root, opts.InUse), inheritState(root, specs)); err != nil {
 		return nil, fmt.Errorf("state of another version: %w", err)
 	}
 	for _, version := range []string{Version, StateVersion} {

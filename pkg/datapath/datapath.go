@@ -128,7 +128,12 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
+	inUse, err := mapsInUse(cfg.BPFRoot)
+	if err != nil {
+		return nil, err
+	}
 	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{
+		InUse:      inUse,
 		Capacities: cfg.Capacities, Handshakes: cfg.Handshakes && features.Tracing,
 		BackendHandshakes: cfg.BackendHandshakes && cfg.Handshakes && features.Tracing,
 	})

@@ -134,6 +134,45 @@ func (d *Datapath) OtherMapsInUse() (bool, error) {
 	return false, nil
 }
 
+// mapsInUse returns the maps of the programs whose links are pinned below a bpf root.
+func mapsInUse(bpfRoot string) ([]ebpf.MapID, error) {
+	links, err := pinnedLinks(bpfRoot)
+	if err != nil {
+		return nil, err
+	}
+	var inUse []ebpf.MapID
+	seen := make(map[ebpf.ProgramID]bool)
+	for _, id := range links {
+		l, err := link.NewFromID(id)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("link %d: %w", id, err)
+		}
+		of, err := l.Info()
+		if err := errors.Join(err, l.Close()); err != nil {
+			return nil, fmt.Errorf("link %d: %w", id, err)
+		}
+		if seen[of.Program] {
+			continue
+		}
+		seen[of.Program] = true
+		program, err := ebpf.NewProgramFromID(of.Program)
+		if err != nil {
+			return nil, fmt.Errorf("program of link %d: %w", id, err)
+		}
+		info, err := program.Info()
+		if err := errors.Join(err, program.Close()); err != nil {
+			return nil, fmt.Errorf("program of link %d: %w", id, err)
+		}
+		ids, _ := info.MapIDs()
+		inUse = append(inUse, ids...)
+	}
+
+	return inUse, nil
+}
+
 // HookState is the state of one hook in the kernel.
 type HookState struct {
 	Name string `json:"name"`

@@ -3,9 +3,12 @@ package e2e
 import (
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
@@ -87,6 +90,67 @@ func TestAnotherLayout(t *testing.T) {
 	}
 	if diff := gocmp.Diff(idsBefore.Backends, idsAfter.Backends); diff != "" {
 		t.Errorf("backends are not as before (-before +after):\n%s", diff)
+	}
+}
+
+// A downgrade fails when the programs of the other build are on the hooks, and its agent follows changes of Services until
+// the node goes back to the first build. That inherits from the maps that were in force, though those of its own layout
+// are still there: clients keep their backends, and connections count for the Services that were dialled.
+func TestDowngradeThatFails(t *testing.T) {
+	s := mustTestbed(t)
+	s.SetEndpoints(t, "sticky", scene.ReadyAll(s.pods()...)...)
+	sticky := s.CreateService(t, "sticky", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+	at := scene.At(sticky.Spec.ClusterIPs[0], 80)
+	answers := func(d scene.Dial) func() bool {
+		return func() bool { _, err := d.Ask(); return err == nil }
+	}
+	lab.Eventually(t, "sticky is programmed", answers(s.Pod.To("tcp", at)))
+
+	binary := s.Agent.Binary()
+	other, err := sluice.BuildOtherLayout(t.TempDir())
+	lab.Must(t, err)
+	lab.Must(t, s.Agent.Stop())
+	// What cannot be read among the links keeps any build from finishing.
+	blocker := filepath.Join(s.Agent.BPFRoot(), "links", "blocker")
+	pinned, err := ebpf.LoadPinnedMap(maps.PinOf(s.Agent.BPFRoot(), maps.NameFrontends), nil)
+	lab.Must(t, err)
+	again, err := pinned.Clone()
+	lab.Must(t, err)
+	lab.Must(t, again.Pin(blocker), again.Close(), pinned.Close())
+	s.Agent.SetBinary(other)
+	lab.Must(t, s.Agent.Start())
+	lab.EventuallyIn(t, 30*time.Second, "the other build fails", func() bool {
+		return strings.Contains(s.Agent.Log(), "not attached; trying again")
+	})
+	// Ids that only the other build gives: of Services that are there, and of a client's backend.
+	s.DeleteService(t, "sticky")
+	s.SetEndpoints(t, "late", scene.ReadyAll(s.pods()...)...)
+	late := s.CreateService(t, "late", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+	s.SetEndpoints(t, "idle", scene.ReadyAll(s.pods()...)...)
+	s.CreateService(t, "idle")
+	lateAt := scene.At(late.Spec.ClusterIPs[0], 80)
+	var kept keptBackends
+	for _, from := range []*scene.Client{s.Pod, s.Node} {
+		for _, network := range []string{"tcp", "udp"} {
+			ask := func(t testing.TB) string { return from.To(network, lateAt).MustAsk(t).Name }
+			lab.Eventually(t, "late is programmed", answers(from.To(network, lateAt)))
+			kept = append(kept, keptBackend{"affinity to late/" + network, ask, ask(t)})
+		}
+	}
+	lab.Must(t, s.Agent.Kill(), os.Remove(blocker))
+
+	s.Agent.SetBinary(binary)
+	lab.Must(t, s.Agent.Start())
+	sluice.MustWait(t, s.Agent)
+	kept.check(t, "after going back")
+	pinnedMaps := sluice.MustLoad(t, s.Agent)
+	for e, err := range pinnedMaps.Stats.All() {
+		lab.Must(t, err)
+		port, _, err := pinnedMaps.ServicePorts.Lookup(e.Key.ServicePortId)
+		lab.Must(t, err)
+		if _, name, _ := port.Parts(); name == "idle" {
+			t.Errorf("%d are counted for %v, which no client has dialled: %+v", e.Value, port, e.Key)
+		}
 	}
 }
 
