@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/agent"
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/datapath"
+	"github.com/sluice-lb/sluice/pkg/kubeproxy"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
@@ -111,6 +112,13 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 		defer stop()
 
 		return agent.Run(ctx, cfg)
+	})
+	group.Go(func() error {
+		if err := kubeproxy.WatchKeeper(ctx, log); err != nil {
+			log.Error("the table that keeps connections of kube-proxy's rules alive is not watched", "error", err)
+		}
+
+		return nil
 	})
 	if s.file != nil {
 		group.Go(func() error { return s.file.Follow(ctx) })

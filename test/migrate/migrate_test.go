@@ -339,3 +339,54 @@ func TestDatagramsFollow(t *testing.T) {
 		})
 	}
 }
+
+// Another program takes the table that keeps connections of kube-proxy's rules alive, with all other rules. It is put back,
+// and the connections go on.
+func TestFlushOfTheKeeper(t *testing.T) {
+	w := mustBuild(t, realproxy.NFTables, "ClusterCIDR")
+	w.SetEndpoints(t, "web", scene.ReadyAll(w.Local()[0], w.Remote()[0])...)
+	svc := w.CreateService(t, "web", scene.NodePort)
+	w.mustStartKubeProxy(t)
+	w.mustSync(t)
+	node := w.Lab.Nodes[0]
+	l := &traffic{world: w}
+	for family, ip := range svc.Spec.ClusterIPs {
+		nodePort := scene.At([]netip.Addr{node.IPv4, node.IPv6}[family].String(), svc.Spec.Ports[0].NodePort)
+		l.dials = append(l.dials, w.Guest.To("tcp", scene.At(ip, scene.ServicePort)), w.Node.To("tcp", scene.At(ip, scene.ServicePort)), w.Outside.To("tcp", nodePort))
+	}
+	for _, d := range l.dials {
+		scene.MustReach(t, d, w.Local()[0].Name, w.Remote()[0].Name)
+	}
+	l.mustOpen(t)
+	lab.Must(t, w.proxy.Close())
+	w.mustStartSluice(t)
+	printed, err := w.Agent.Run("cleanup", "--kube-proxy", "--drain", "0s")
+	lab.Must(t, err)
+	t.Log(printed)
+	l.mustGoOn(t)
+
+	for range 3 {
+		if out, err := lab.Output(node.Namespace, nil, "nft", "flush", "ruleset"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		lab.Eventually(t, "the table is back", func() bool {
+			tables, err := lab.Output(node.Namespace, nil, "nft", "list", "tables")
+
+			return err == nil && strings.Contains(tables, "sluice-keeper")
+		})
+		l.mustGoOn(t)
+	}
+	if !strings.Contains(w.Agent.Log(), "it is put back") {
+		t.Error("the agent does not log it")
+	}
+	for _, c := range l.open {
+		lab.Must(t, c.Socket.Close())
+	}
+	if out, err := w.Agent.Run("cleanup", "--kube-proxy", "--drain", "60s"); err != nil || !strings.Contains(out, "removed: the table") {
+		t.Errorf("when the connections have ended: %v, %s", err, out)
+	}
+	time.Sleep(time.Second)
+	if tables, err := lab.Output(node.Namespace, nil, "nft", "list", "tables"); err != nil || strings.Contains(tables, "sluice-keeper") {
+		t.Errorf("it is put back though no connection needs it: %s, %v", tables, err)
+	}
+}
