@@ -36,7 +36,13 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 func sctpPacket(from, to uint16, chunk byte, cookie string) []byte {
 	p := binary.BigEndian.AppendUint16(nil, from)
 	p = binary.BigEndian.AppendUint16(p, to)
-	p = append(p, make([]byte, 8)...) // verification tag, checksum
+	tag := []byte{1, 2, 3, 4} // that each side asks for
+	if chunk == chunkInit {
+		p = append(p, 0, 0, 0, 0) // it is yet to be asked
+	} else {
+		p = append(p, tag...)
+	}
+	p = append(p, 0, 0, 0, 0) // checksum
 
 	length := 20
 	if cookie != "" {
@@ -44,8 +50,8 @@ func sctpPacket(from, to uint16, chunk byte, cookie string) []byte {
 	}
 	p = append(p, chunk, 0)
 	p = binary.BigEndian.AppendUint16(p, uint16(length))
+	p = append(p, tag...)
 	p = append(p,
-		1, 2, 3, 4, // initiate tag
 		0, 1, 0, 0, // window
 		0, 1, 0, 1, // streams
 		0, 0, 0, 1, // first TSN
