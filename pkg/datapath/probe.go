@@ -28,6 +28,9 @@ var ProbeAddr = netip.MustParseAddr("192.0.0.8")
 // CommonProbePort is the port that every instance has, discard. Builds that know no other one refuse it.
 const CommonProbePort = 9
 
+// refusedProbePort is a port that no instance has.
+const refusedProbePort = 1
+
 // ProbeBackend is the one backend of the reserved frontends. The kernel refuses a connection to
 // this address by an error of its own (ENETUNREACH), and sends no packet.
 var ProbeBackend = netip.MustParseAddrPort("255.255.255.255:9")
@@ -162,21 +165,25 @@ func ProbeMain(port string) int {
 		family int
 		bind   unix.Sockaddr
 		port   int
+		want   error
 	}{
-		{"connect4", unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, int(number)},
-		{"connect6", unix.AF_INET6, &unix.SockaddrInet6{Addr: mapped}, int(number)},
-		{"connect4", unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, CommonProbePort},
+		// Without a route to it, the kernel refuses what is not translated as it does the backend: a program has to refuse.
+		{"connect4", unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, refusedProbePort, unix.ECONNREFUSED},
+		{"connect6", unix.AF_INET6, &unix.SockaddrInet6{Addr: mapped}, refusedProbePort, unix.ECONNREFUSED},
+		{"connect4", unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, int(number), unix.ENETUNREACH},
+		{"connect6", unix.AF_INET6, &unix.SockaddrInet6{Addr: mapped}, int(number), unix.ENETUNREACH},
+		{"connect4", unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, CommonProbePort, unix.ENETUNREACH},
 	} {
 		var dial unix.Sockaddr = &unix.SockaddrInet4{Addr: ProbeAddr.As4(), Port: probe.port}
 		if probe.family == unix.AF_INET6 {
 			dial = &unix.SockaddrInet6{Addr: ProbeAddr.As16(), Port: probe.port}
 		}
 		err := dialBound(probe.family, probe.bind, dial)
-		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENETUNREACH) {
+		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, probe.want) {
 			continue // the former on a node without IPv6
 		}
 		code = probeNotEffective
-		fmt.Printf("%s: connect to %s:%d: %v, want %v\n", probe.hook, ProbeAddr, probe.port, err, unix.ENETUNREACH)
+		fmt.Printf("%s: connect to %s:%d: %v, want %v\n", probe.hook, ProbeAddr, probe.port, err, probe.want)
 		if errors.Is(err, unix.ECONNREFUSED) {
 			fmt.Println("programs of another instance or build of Sluice are in charge")
 
