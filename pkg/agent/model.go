@@ -24,7 +24,7 @@ type model struct {
 	// goroutine may read it.
 	eligible *atomic.Bool
 
-	// claimsChanged is set if an address may have got another owner since
+	// claimsChanged is set if an address may have got another owner, or be another kind of one, since
 	// [agent.reportImpaired].
 	claimsChanged bool
 

@@ -88,6 +88,7 @@ func (a *agent) programNode() bool {
 	here := a.model.here
 	if addrs, ok := here.NewAddrs(); ok {
 		a.writer.SetNodeAddrs(addrs)
+		a.model.claimsChanged = true // the number of a node port may be another Service's there
 		if checked, known := here.CheckAddrs(); known {
 			a.checks.PlanAddresses(checked)
 		}

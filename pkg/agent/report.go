@@ -94,19 +94,9 @@ func (a *agent) status() status.Status {
 
 // services returns a copy of what is known of Services. The caller has the turn.
 func (a *agent) services() status.Model {
-	m := status.Model{
-		Snapshots: slices.Collect(a.model.state.Snapshots()),
-		Resolve:   a.resolve.Resolve,
-		Problems:  stdmaps.Clone(a.model.problems),
-		Errors:    status.ErrorsOf(a.writer.Statuses()),
-		Own:       a.probe,
-		Owners:    map[lb.FrontendKey]lb.ServiceName{},
-	}
-	for s := range a.writer.Statuses() {
-		for _, l := range s.Lost {
-			m.Owners[l.Frontend] = l.Owner
-		}
-	}
+	m := status.NewModel(a.writer.Statuses())
+	m.Snapshots, m.Resolve, m.Problems = slices.Collect(a.model.state.Snapshots()), a.resolve.Resolve, stdmaps.Clone(a.model.problems)
+	m.Own = a.probe
 
 	return m
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/metrics"
 	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/pkg/status"
 )
 
 // recordingEvents returns a recorder that remembers the Events.
@@ -149,6 +150,47 @@ func TestImpairedServicesAreReported(t *testing.T) {
 	s.fail()
 	s.set("d", 0)
 	s.mustReport(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
+}
+
+// An older Service that names an address later takes nothing that is in use, and is told so.
+func TestLaterClaimIsReported(t *testing.T) {
+	s := newImpairedScene(t)
+	s.writer.Prune()
+	s.set("young", 2)
+	s.mustReport(t, "while all is well")
+	s.set("old", 1)
+	s.mustReport(t, "when an older Service claims the same", "old AddressTaken 10.96.0.1 belongs to Service ns/young; ")
+}
+
+// Where an external address precedes another Service's node port, or is at its ClusterIP, both Services get an Event.
+func TestOverlapsAreReported(t *testing.T) {
+	s := newImpairedScene(t)
+	s.set("web", 1)
+	node := netip.MustParseAddr("192.0.2.10")
+	s.writer.SetNodeAddrs(map[netip.Addr]maps.AddrUse{node: {Flags: maps.AddrNodePort}})
+	taker := lb.Service{
+		Name: lb.ServiceName{Namespace: "other", Name: "taker"}, Families: []lb.Family{lb.IPv4},
+		ClusterIPs:  []netip.Addr{netip.MustParseAddr("10.96.0.2")},
+		ExternalIPs: []netip.Addr{node, netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("192.0.2.11")},
+		Ports:       []lb.ServicePort{{Name: "http", Protocol: lb.TCP, Port: 30080}, {Name: "udp", Protocol: lb.UDP, Port: 30080}},
+	}
+	s.writer.Set(taker.Name, time.Unix(2, 0), lb.Resolve(&taker, nil, &lb.Node{}))
+	s.model.claimsChanged = true
+	s.apply()
+	s.mustReport(t, "when another Service names its addresses",
+		"web AddressTaken 10.96.0.1:30080/TCP belongs to Service other/taker; 10.96.0.1:30080/UDP belongs to Service other/taker; "+
+			"node port 30080/TCP at 192.0.2.10 belongs to Service other/taker",
+		"taker AddressOverlaps 10.96.0.1:30080/TCP gets clients of the ClusterIP of Service ns/web; "+
+			"10.96.0.1:30080/UDP gets clients of the ClusterIP of Service ns/web; "+
+			"192.0.2.10:30080/TCP gets clients of node port 30080/TCP of Service ns/web")
+	m := status.NewModel(s.writer.Statuses())
+	key := lb.FrontendKey{Addr: node, Port: 30080, Protocol: lb.TCP, Scope: lb.External}
+	want := []string{"192.0.2.10:30080/TCP gets clients of node port 30080/TCP of Service ns/web"}
+	if !slices.Equal(m.Contested[key], want) || len(m.Errors) != 3 {
+		t.Errorf("contested are %v, errors %v", m.Contested, m.Errors)
+	}
+	s.delete("web")
+	s.mustReport(t, "when that Service is gone")
 }
 
 // A server that cannot listen is a problem of the node with the field of its address, until it listens.

@@ -102,6 +102,7 @@ func (r Recorder) Gone(kind string, gone, known int) {
 func (r Recorder) Impaired(now, before status.Impaired) {
 	r.recordNew(now.Failed, before.Failed, kube.ReasonNotProgrammed)
 	r.recordNew(now.Taken, before.Taken, kube.ReasonAddressTaken)
+	r.recordNew(now.Takers, before.Takers, kube.ReasonAddressOverlaps)
 }
 
 // recordNew records the notes that are not known, in the order of the Services.

@@ -61,6 +61,9 @@ func (i *inquiry) listEndpoints(ctx context.Context) error {
 	if selection.Error != "" {
 		i.missing("the Service is not in the maps as it should be: %s", selection.Error)
 	}
+	for _, text := range selection.Contested {
+		i.step("contested", "%s", text)
+	}
 	i.step("policy", "traffic policy %s", selection.Policy)
 	for _, e := range selection.Endpoints {
 		at := slices.IndexFunc(i.Endpoints, func(known Endpoint) bool { return known.Address == e.Address })

@@ -41,6 +41,7 @@ const (
 	ReasonAsConfigured    = "NodeAsConfigured"
 	ReasonObjectsGone     = "ObjectsGone"            // at least half of a kind, in one list
 	ReasonAddressTaken    = "AddressTaken"           // another Service has it
+	ReasonAddressOverlaps = "AddressOverlaps"        // it precedes a node port, or is at the ClusterIP, of another Service
 	ReasonNotProgrammed   = "FrontendsNotProgrammed" // writes failed, and are tried again
 	ReasonHooks           = "HooksNotEffective"
 	ReasonHooksBack       = "HooksEffective"
@@ -60,7 +61,9 @@ const (
 
 // shared reports whether the agents of all nodes record the same Events with a reason. Then
 // the cluster gets one Event instead of one per node.
-func shared(reason string) bool { return reason == ReasonIgnored || reason == ReasonAddressTaken }
+func shared(reason string) bool {
+	return reason == ReasonIgnored || reason == ReasonAddressTaken || reason == ReasonAddressOverlaps
+}
 
 // Event is an Event about one of these objects or, if all are zero, about this node's Node.
 type Event struct {

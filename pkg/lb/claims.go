@@ -14,9 +14,11 @@ type Claimant struct {
 }
 
 // Claims decides which Service owns a frontend that several claim: the first by kind
-// (ClusterIP, load balancer, external IP, node port), then by age (the oldest), then by name,
-// then by the number of the claim. The owner does not depend on the order of the calls. K
-// identifies a frontend.
+// (ClusterIP, load balancer, external IP, node port), then the one to which the maps led before, then
+// the one that has claimed it for the longest time, then by age (the oldest), then by name, then by the number
+// of the claim. So a Service keeps what it has while it claims it, whichever Service names it later for
+// the same kind. No one knows in which order claims were made that are added before Settle: all are
+// equally old. K identifies a frontend.
 //
 // The zero value can be used once Moved is set.
 type Claims[K comparable] struct {
@@ -26,11 +28,15 @@ type Claims[K comparable] struct {
 
 	first  map[K]contender
 	others map[K][]contender // in order of precedence; few frontends have any
+
+	settled bool
+	added   uint64 // since Settle
 }
 
 // contender is one claim to a frontend.
 type contender struct {
 	*Claimant
+	since  uint64 // when it was made: zero is before the agent, one before Settle
 	number int32
 	rank   uint8
 }
@@ -54,21 +60,37 @@ func kindRank(k Kind) uint8 {
 func (a contender) compare(b contender) int {
 	return cmp.Or(
 		cmp.Compare(a.rank, b.rank),
+		cmp.Compare(a.since, b.since),
 		a.Created.Compare(b.Created),
 		a.Name.compare(b.Name),
 		cmp.Compare(a.number, b.number),
 	)
 }
 
+// Settle has the order count in which claims are added from now on: all Services are known that there were
+// at the start.
+func (c *Claims[K]) Settle() { c.settled = true }
+
 // Add adds a claim of s to a frontend, with a number that the Service chooses. A Service may
 // claim as a new Claimant before it withdraws the claims of its old one: a frontend that both
-// claim stays the Service's all the time.
-func (c *Claims[K]) Add(s *Claimant, number int, key K, kind Kind) {
+// claim stays the Service's all the time, and its claim is as old as before, unless the Service was
+// deleted meanwhile and created again. Held is set if the maps lead to the Service already, as an
+// earlier agent has left them.
+func (c *Claims[K]) Add(s *Claimant, number int, key K, kind Kind, held bool) {
 	if c.first == nil {
 		c.first, c.others = make(map[K]contender), make(map[K][]contender)
 	}
-	added := contender{s, int32(number), kindRank(kind)}
+	added := contender{s, 1, int32(number), kindRank(kind)}
 	owner, claimed := c.first[key]
+	switch former := c.former(s, key); {
+	case held:
+		added.since = 0
+	case former != nil:
+		added.since = former.since
+	case c.settled:
+		c.added++
+		added.since += c.added
+	}
 	takesPlace := claimed && owner.Name == s.Name && owner.Claimant != s && c.precedes(added, key)
 	if claimed && !takesPlace && added.compare(owner) >= 0 {
 		c.wait(key, added)
@@ -83,6 +105,19 @@ func (c *Claims[K]) Add(s *Claimant, number int, key K, kind Kind) {
 		c.wait(key, owner)
 	}
 	c.first[key] = added
+}
+
+// former returns the claim to a frontend that s makes again, or nil.
+func (c *Claims[K]) former(s *Claimant, key K) *contender {
+	isFormer := func(f contender) bool { return f.Name == s.Name && f.Created.Equal(s.Created) }
+	if owner := c.first[key]; owner.Claimant != nil && isFormer(owner) {
+		return &owner
+	}
+	if i := slices.IndexFunc(c.others[key], isFormer); i >= 0 {
+		return &c.others[key][i]
+	}
+
+	return nil
 }
 
 // precedes reports whether a comes before all claims that wait for a frontend.

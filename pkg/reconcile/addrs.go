@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"bytes"
+	"net/netip"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -115,6 +116,24 @@ func (a *addrs) setNode(node map[maps.Addr]maps.AddrUse) {
 
 // ofEveryAddr reports whether key is a node port: it applies to every address of the node.
 func ofEveryAddr(key maps.FrontendKey) bool { return key.Addr.IP().IsUnspecified() }
+
+// nodePortOf returns the key of the node port that answers where a frontend does, if its address is the node's.
+func nodePortOf(key maps.FrontendKey) maps.FrontendKey {
+	unspecified := netip.IPv6Unspecified()
+	if key.Addr.IP().Is4() {
+		unspecified = netip.IPv4Unspecified()
+	}
+	key.Addr = maps.AddrOf(unspecified)
+
+	return key
+}
+
+// catchAllOf returns the key of the catch-all that a ClusterIP has.
+func catchAllOf(key maps.FrontendKey) maps.FrontendKey {
+	key.Port, key.Proto = 0, 0
+
+	return key
+}
 
 // mark marks the address of a frontend as a Service's, or adds its node port to the filter. The
 // frontend is written next.

@@ -36,6 +36,7 @@ type checker struct {
 	// frontend there, and the tick until which they may.
 	dialling map[maps.Addr]int
 	flows    []*checkedFlow // that live
+	owners   *owners
 	errs     []error
 }
 
@@ -64,11 +65,15 @@ func newChecker(f *maps.Fakes, clock *testClock) *checker {
 	return &checker{
 		Fakes: f, clock: clock, frontends: make(map[uint32]heldFrontend), pools: make(map[readPool]heldPool),
 		backends: make(map[uint32]heldBackend), given: make(map[uint32]endpoint), dialling: make(map[maps.Addr]int),
+		owners: newOwners(),
 	}
 }
 
 // restart records that programs of the last agent may still run.
-func (g *checker) restart() { g.begun = 0 }
+func (g *checker) restart() {
+	g.begun = 0
+	g.owners.restart()
+}
 
 func (g *checker) beginGrace() { g.begun = g.tick }
 
@@ -207,6 +212,7 @@ func (g *checker) check() {
 		}
 	}
 	g.checkHeld()
+	g.checkOwners()
 }
 
 func (g *checker) checkAddr(addr maps.Addr) error {

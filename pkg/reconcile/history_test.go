@@ -87,6 +87,9 @@ func newHistory(t *testing.T, seed uint64) *history {
 		o.changeLoads()
 	})
 	o.begin()
+	if o.chance(50) {
+		o.prune() // all Services are new
+	}
 
 	return o
 }
@@ -235,8 +238,10 @@ func (o *history) set(s *worldService) {
 			ranges := append(s.sourceRanges(0), s.sourceRanges(1)...)
 			o.checker.ranges[s.name] = append(o.checker.ranges[s.name], ranges)
 		}
+		o.checker.owners.set(s.name, s.created, s.resolve())
 		o.r.Set(s.name, s.created, s.resolve())
 	} else {
+		o.checker.owners.set(s.name, s.created, lb.Resolution{})
 		o.r.Delete(s.name)
 	}
 }
@@ -271,6 +276,11 @@ func (o *history) restart() {
 			o.apply()
 		}
 	}
+	o.prune()
+}
+
+func (o *history) prune() {
+	o.checker.owners.prune()
 	o.r.Prune()
 }
 
@@ -339,10 +349,20 @@ func (o *history) recover() {
 	o.rest()
 }
 
+// compareWithFresh compares the maps with those of an agent that begins with the same Services. Where it matters which
+// of them claimed a frontend first, each gets what it owns here before the rest.
 func (o *history) compareWithFresh() {
 	fakes := maps.NewFakes(20000)
 	fresh := mustNew(o.t, fakes.Tables, o.clock)
 	fresh.SetNodeAddrs(o.node)
+	if o.checker.owners.strict {
+		fresh.Prune()
+		for _, s := range o.services {
+			if s.exists {
+				fresh.Set(s.name, s.created, o.owned(s))
+			}
+		}
+	}
 	for _, i := range o.Perm(len(o.services)) {
 		if s := o.services[i]; s.exists {
 			fresh.Set(s.name, s.created, s.resolve())
@@ -360,6 +380,17 @@ func (o *history) compareWithFresh() {
 			o.t.Errorf("status is %+v, if programmed afresh %+v", have, want)
 		}
 	}
+}
+
+// owned returns what follows from a Service, without the frontends that it has lost.
+func (o *history) owned(s *worldService) lb.Resolution {
+	res := s.resolve()
+	status, _ := o.r.Status(s.name)
+	res.Frontends = slices.DeleteFunc(res.Frontends, func(f lb.Frontend) bool {
+		return slices.ContainsFunc(status.Lost, func(l Loss) bool { return l.Frontend == f.Key })
+	})
+
+	return res
 }
 
 // compareFill compares how full the maps are. Backends that drain, and the ids

@@ -54,7 +54,7 @@ func (r *Reconciler) replacePlan(svc *service) {
 		for ; svc.entered < len(next.frontends); svc.entered++ {
 			r.pay(costClaim)
 			f := &next.frontends[svc.entered]
-			r.claims.Add(next.claimant, svc.entered, f.key, lb.Kind(f.kind))
+			r.claims.Add(next.claimant, svc.entered, f.key, lb.Kind(f.kind), r.isAdoptedBy(svc, f.key))
 		}
 		for i := range former.frontends {
 			r.pay(costClaim)

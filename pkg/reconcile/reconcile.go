@@ -237,8 +237,9 @@ func (r *Reconciler) TryWrite(frontend lb.FrontendKey) error {
 }
 
 // Set sets the desired state of one Service; Apply writes it. The resolution must be complete
-// (endpoints included), and must not change afterwards. Created decides which of two Services
-// owns an address that both claim.
+// (endpoints included), and must not change afterwards. Of two Services that claim an address, the one that
+// was Set with it first owns it; of those that are Set before Prune, the one to which the maps lead
+// already, then the older one.
 func (r *Reconciler) Set(name lb.ServiceName, created time.Time, res lb.Resolution) {
 	r.SetPlanned(name, created, PlanOf(res, func() lb.Resolution { return res }))
 }
@@ -265,6 +266,7 @@ func (r *Reconciler) Delete(name lb.ServiceName) {
 // been Set claims the same address. Services in keep exist, although their desired state is not
 // known, so Prune leaves them alone.
 func (r *Reconciler) Prune(keep ...lb.ServiceName) {
+	r.claims.Settle()
 	for _, svc := range slices.SortedFunc(stdmaps.Values(r.services), compareServices) {
 		if svc.adopted && !svc.wanted && !slices.Contains(keep, svc.name) {
 			r.Delete(svc.name)

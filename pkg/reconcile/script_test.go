@@ -327,6 +327,13 @@ func (s *script) status() string {
 		for _, loss := range status.Lost {
 			out = append(out, fmt.Sprintf("  %s belongs to %s", loss.Frontend, loss.Owner))
 		}
+		for _, o := range status.Overlaps {
+			what := "ClusterIP"
+			if o.NodePort {
+				what = "node port"
+			}
+			out = append(out, fmt.Sprintf("  %s is at the %s of %s", o.Frontend, what, o.Other))
+		}
 	}
 
 	return strings.Join(out, "\n")

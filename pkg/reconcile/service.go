@@ -130,6 +130,11 @@ func (r *Reconciler) holder(key maps.FrontendKey) *service {
 	return nil
 }
 
+// isAdoptedBy reports whether svc was found in the maps with a frontend.
+func (r *Reconciler) isAdoptedBy(svc *service, key maps.FrontendKey) bool {
+	return svc.adopted && r.holder(key) == svc
+}
+
 func (r *Reconciler) endpoint(id uint32) endpoint {
 	b := r.backends.at(maps.Index(id))
 

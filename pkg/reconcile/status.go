@@ -29,6 +29,15 @@ type Loss struct {
 	Owner    lb.ServiceName
 }
 
+// Overlap is a frontend of a Service at a load balancer's address or an external IP that precedes what another
+// Service has: the other's node port, as the address is one of this node, or the port of the other's ClusterIP,
+// which the other does not use. Clients of that reach this Service, as with kube-proxy.
+type Overlap struct {
+	Frontend lb.FrontendKey
+	Other    lb.ServiceName
+	NodePort bool // else it is the other's ClusterIP
+}
+
 // Status is the state of one Service in the maps.
 type Status struct {
 	Service lb.ServiceName
@@ -38,6 +47,7 @@ type Status struct {
 	Failures   []Failure // the first ones
 	Retry      time.Time // when failures are tried again; zero if there are none
 	Lost       []Loss
+	Overlaps   []Overlap
 }
 
 // Status returns the state of a Service, and false if it is not Set.
@@ -93,10 +103,14 @@ func (r *Reconciler) status(svc *service, adopts bool) Status {
 		}
 	}
 	for i := range svc.plan.frontends {
-		if svc.plan.frontends[i].owned && !adopts {
+		f := &svc.plan.frontends[i]
+		key := f.key
+		if f.owned {
+			s.Overlaps = append(s.Overlaps, r.overlaps(svc, f)...)
+		}
+		if f.owned && !adopts {
 			continue
 		}
-		key := svc.plan.frontends[i].key
 		owner := r.claims.Owner(key)
 		if holder := r.holder(key); holder != nil {
 			owner = holder.plan.claimant
@@ -107,6 +121,25 @@ func (r *Reconciler) status(svc *service, adopts bool) Status {
 	}
 
 	return s
+}
+
+// overlaps returns what other Services have at a frontend that svc owns.
+func (r *Reconciler) overlaps(svc *service, f *plannedFrontend) []Overlap {
+	if kind := lb.Kind(f.kind); kind != lb.KindLoadBalancer && kind != lb.KindExternalIP {
+		return nil
+	}
+	var found []Overlap
+	look := func(key maps.FrontendKey, nodePort bool) {
+		if owner := r.claims.Owner(key); owner != nil && owner.Name != svc.name {
+			found = append(found, Overlap{Frontend: modelKey(f.key), Other: owner.Name, NodePort: nodePort})
+		}
+	}
+	if r.addrs.have[f.key.Addr].Flags&maps.AddrNodePort != 0 {
+		look(nodePortOf(f.key), true)
+	}
+	look(catchAllOf(f.key), false)
+
+	return found
 }
 
 // Fill is how full a map is.

@@ -15,12 +15,16 @@ import (
 // ErrorsOf returns the Services that are not in the maps as they should be, and why.
 func ErrorsOf(statuses iter.Seq[reconcile.Status]) []ServiceError {
 	errs := []ServiceError{}
+	lost := make(losses)
 	for status := range statuses {
 		for _, text := range failureTexts(status.Failures) {
 			errs = append(errs, ServiceError{Service: status.Service.String(), Error: text, Retry: status.Retry})
 		}
-		for _, text := range lossTexts(status.Lost) {
-			errs = append(errs, ServiceError{Service: status.Service.String(), Error: text})
+		lost.add(status)
+	}
+	for service, texts := range lost.texts() {
+		for _, text := range texts {
+			errs = append(errs, ServiceError{Service: service.String(), Error: text})
 		}
 	}
 	slices.SortFunc(errs, func(x, y ServiceError) int {
@@ -35,18 +39,24 @@ func ErrorsOf(statuses iter.Seq[reconcile.Status]) []ServiceError {
 type Impaired struct {
 	Failed map[lb.ServiceName]string // writes have failed, and are tried again
 	Taken  map[lb.ServiceName]string // other Services own addresses that these claim
+	Takers map[lb.ServiceName]string // they take clients from others: see [reconcile.Overlap]
 }
 
 // ImpairedOf returns the Services of statuses that are impaired.
 func ImpairedOf(statuses iter.Seq[reconcile.Status]) Impaired {
-	i := Impaired{Failed: make(map[lb.ServiceName]string), Taken: make(map[lb.ServiceName]string)}
+	i := Impaired{Failed: make(map[lb.ServiceName]string), Taken: make(map[lb.ServiceName]string), Takers: make(map[lb.ServiceName]string)}
+	lost := make(losses)
 	for status := range statuses {
 		if len(status.Failures) > 0 {
 			i.Failed[status.Service] = ListText(failureTexts(status.Failures))
 		}
-		if len(status.Lost) > 0 {
-			i.Taken[status.Service] = ListText(lossTexts(status.Lost))
+		if len(status.Overlaps) > 0 {
+			i.Takers[status.Service] = ListText(OverlapTexts(status.Overlaps))
 		}
+		lost.add(status)
+	}
+	for service, texts := range lost.texts() {
+		i.Taken[service] = ListText(texts)
 	}
 
 	return i
@@ -61,23 +71,56 @@ func failureTexts(failures []reconcile.Failure) []string {
 	return texts
 }
 
-// lossTexts name each address once, whatever the scopes.
-func lossTexts(lost []reconcile.Loss) []string {
-	var texts []string
-	for _, l := range lost {
-		f := l.Frontend
-		what := fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.Addr, f.Port), f.Protocol)
-		switch {
-		case f.Addr.IsUnspecified():
-			what = fmt.Sprintf("node port %d/%s", f.Port, f.Protocol)
-		case f.Port == 0: // of a ClusterIP, the rest
-			what = f.Addr.String()
+// losses are texts of what other Services have of what each Service claims. A text names each address once, whatever
+// the scopes.
+type losses map[lb.ServiceName][]string
+
+func (l losses) add(status reconcile.Status) {
+	for _, lost := range status.Lost {
+		l[status.Service] = append(l[status.Service], fmt.Sprintf("%s belongs to Service %s", frontendText(lost.Frontend), lost.Owner))
+	}
+	for _, o := range status.Overlaps {
+		what := frontendText(o.Frontend)
+		if o.NodePort {
+			what = fmt.Sprintf("node port %d/%s at %s", o.Frontend.Port, o.Frontend.Protocol, o.Frontend.Addr)
 		}
-		texts = append(texts, what+" belongs to Service "+l.Owner.String())
+		l[o.Other] = append(l[o.Other], fmt.Sprintf("%s belongs to Service %s", what, status.Service))
+	}
+}
+
+func (l losses) texts() map[lb.ServiceName][]string {
+	for service, texts := range l {
+		slices.Sort(texts)
+		l[service] = slices.Compact(texts)
+	}
+
+	return l
+}
+
+// OverlapTexts describe overlaps of one Service, each address once.
+func OverlapTexts(overlaps []reconcile.Overlap) []string {
+	var texts []string
+	for _, o := range overlaps {
+		what := "the ClusterIP"
+		if o.NodePort {
+			what = fmt.Sprintf("node port %d/%s", o.Frontend.Port, o.Frontend.Protocol)
+		}
+		texts = append(texts, fmt.Sprintf("%s gets clients of %s of Service %s", frontendText(o.Frontend), what, o.Other))
 	}
 	slices.Sort(texts)
 
 	return slices.Compact(texts)
+}
+
+func frontendText(f lb.FrontendKey) string {
+	switch {
+	case f.Addr.IsUnspecified():
+		return fmt.Sprintf("node port %d/%s", f.Port, f.Protocol)
+	case f.Port == 0: // of a ClusterIP, the rest
+		return f.Addr.String()
+	}
+
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.Addr, f.Port), f.Protocol)
 }
 
 // spelledOut is how many texts [ListText] spells out.

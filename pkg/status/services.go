@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 )
 
 // Service is one Service as it is programmed.
@@ -98,6 +100,8 @@ type Selection struct {
 	Endpoints []Endpoint `json:"endpoints"`
 	// Error is why the Service is not in the maps as it should be, empty if it is.
 	Error string `json:"error,omitempty"`
+	// Contested are texts that say what other Services have there, or claim.
+	Contested []string `json:"contested,omitempty"`
 }
 
 // Endpoint is an endpoint, and whether new flows by one frontend may choose it.
@@ -274,6 +278,29 @@ type Model struct {
 	Own      []lb.Frontend // the agent's own: see [ProbeFrontends]
 	// Owners are the Services that own frontends which another Service claims as well.
 	Owners map[lb.FrontendKey]lb.ServiceName
+	// Contested are texts that say what other Services than its owner have at a frontend, or claim.
+	Contested map[lb.FrontendKey][]string
+}
+
+// NewModel returns a Model of Services in these states, without the fields that do not follow from them.
+func NewModel(statuses iter.Seq[reconcile.Status]) Model {
+	m := Model{
+		Errors: ErrorsOf(statuses), Owners: make(map[lb.FrontendKey]lb.ServiceName), Contested: make(map[lb.FrontendKey][]string),
+	}
+	for s := range statuses {
+		for _, l := range s.Lost {
+			m.Owners[l.Frontend] = l.Owner
+			m.Contested[l.Frontend] = append(m.Contested[l.Frontend], fmt.Sprintf("Service %s claims it, too", s.Service))
+		}
+		for _, o := range s.Overlaps {
+			m.Contested[o.Frontend] = append(m.Contested[o.Frontend], OverlapTexts([]reconcile.Overlap{o})...)
+		}
+	}
+	for _, texts := range m.Contested {
+		slices.Sort(texts)
+	}
+
+	return m
 }
 
 // Services returns every Service, sorted by name, without the connections of its backends.
@@ -306,7 +333,7 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 			continue
 		}
 		f := resolution.Frontends[i]
-		selection := Selection{Policy: f.Policy.String(), Endpoints: []Endpoint{}}
+		selection := Selection{Policy: f.Policy.String(), Endpoints: []Endpoint{}, Contested: m.Contested[key]}
 		for _, e := range resolution.Endpoints {
 			if *e.Port != f.Port || e.Addr.Addr().Is4() != key.Addr.Is4() {
 				continue

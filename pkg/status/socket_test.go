@@ -36,6 +36,7 @@ func serve(t *testing.T, state *lb.State) *Client {
 				Owners: map[lb.FrontendKey]lb.ServiceName{
 					webKey(80): {Namespace: "ns", Name: "other"}, webKey(53): {Namespace: "ns", Name: "web"},
 				},
+				Contested: map[lb.FrontendKey][]string{webKey(80): {"Service ns/other claims it, too"}},
 			}, nil
 		},
 	}
@@ -117,9 +118,10 @@ func TestSelection(t *testing.T) {
 		key             lb.FrontendKey
 		policy          string
 		eligible, other int
+		contested       int
 	}{
-		{webKey(80), "Cluster", 2, 0},
-		{balancer, "Local", 1, 1},
+		{webKey(80), "Cluster", 2, 0, 1},
+		{balancer, "Local", 1, 1, 0},
 	} {
 		selection := mustAsk(t, func(ctx context.Context) (Selection, error) { return client.Selection(ctx, "ns/web", test.key) })
 		eligible, other := 0, 0
@@ -130,7 +132,7 @@ func TestSelection(t *testing.T) {
 				other++
 			}
 		}
-		if selection.Policy != test.policy || eligible != test.eligible || other != test.other || selection.Error == "" {
+		if selection.Policy != test.policy || eligible != test.eligible || other != test.other || selection.Error == "" || len(selection.Contested) != test.contested {
 			t.Errorf("%s: the selection is %+v", test.key, selection)
 		}
 	}

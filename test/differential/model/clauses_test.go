@@ -20,6 +20,7 @@ const (
 	nodePortTwice
 	claimedTwice
 	claimedByOlder
+	claimedFirst
 	policyNotApplicable
 	policyByExternalIP
 
@@ -108,9 +109,10 @@ var clauseText = [clauseCount]string{
 	proxyIngress:        "1.1.7 ipMode other than VIP is ignored",
 	externalIPsOff:      "1.1.6 without AllowServiceExternalIPs no client can dial external IPs",
 	portTwice:           "decision: of two ports of a Service with one number, the first has it",
-	nodePortTwice:       "decision: of two Services with one nodePort, the older has it",
+	nodePortTwice:       "decision: of two Services with one nodePort, the first has it, then the older",
 	claimedTwice:        "decision: ClusterIP beats load balancer beats external IP",
-	claimedByOlder:      "decision: then the older Service",
+	claimedByOlder:      "decision: then, at a start, the older Service",
+	claimedFirst:        "decision: but the one that has claimed it first",
 	policyNotApplicable: "1.1.9 externalTrafficPolicy of a ClusterIP Service is Cluster",
 	policyByExternalIP:  "1.1.9 but not if it has external IPs",
 

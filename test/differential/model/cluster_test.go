@@ -38,6 +38,7 @@ type cluster struct {
 	ports        []*servicePort // what follows, see read
 	serviceCIDRs []netip.Prefix
 	otherProxies []netip.Addr // the ClusterIPs of their Services
+	claims       claims
 }
 
 // options are the agent's.
@@ -72,6 +73,7 @@ func keyOf(meta *metav1.ObjectMeta) objectKey { return objectKey{meta.Namespace,
 
 func newCluster(o options) *cluster {
 	return &cluster{
+		claims:       claims{started: true},
 		options:      o,
 		services:     map[objectKey]*corev1.Service{},
 		slices:       map[objectKey]*discoveryv1.EndpointSlice{},

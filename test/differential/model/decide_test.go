@@ -197,11 +197,15 @@ const (
 // owner is B1: which Service has an address, port and protocol, and as what. Two Services
 // that claim it are docs/decisions's; to CONTRACT 1.1.13, the last writer wins.
 func (c *cluster) owner(p packet) (*servicePort, role) {
+	return c.ownerOf(dialled{netip.AddrPortFrom(p.dst, uint16(p.port)), p.protocol})
+}
+
+func (c *cluster) ownerOf(d dialled) (*servicePort, role) {
 	var found *servicePort
 	var as role
 	for role := clusterIP; role <= externalIP; role++ {
 		for _, sp := range c.ports {
-			if sp.port != p.port || sp.protocol != p.protocol || !sp.has(p.dst, role) {
+			if sp.port != int32(d.at.Port()) || sp.protocol != d.protocol || !sp.has(d.at.Addr(), role) {
 				continue
 			}
 			if found == nil {
@@ -211,6 +215,10 @@ func (c *cluster) owner(p packet) (*servicePort, role) {
 			c.noteIf(portTwice, found.service == sp.service && found != sp)
 			c.noteIf(claimedTwice, found.service != sp.service && as != role)
 			c.noteIf(claimedByOlder, found.service != sp.service && as == role)
+			if as == role && c.precedes(sp, found, d) {
+				c.note(claimedFirst)
+				found = sp
+			}
 		}
 	}
 	return found, as
@@ -228,11 +236,19 @@ func (sp *servicePort) has(ip netip.Addr, as role) bool {
 	return false
 }
 
-// nodePort is the service port that has a NodePort, the oldest one.
+// nodePort is the service port that has a NodePort.
 func (c *cluster) nodePort(p packet) *servicePort {
+	if !isPort(p.port) {
+		return nil
+	}
+	asked := servicePort{nodePort: p.port, protocol: p.protocol, family: familyOf(p.dst)}
+	return c.nodePortOf(asked.atNode())
+}
+
+func (c *cluster) nodePortOf(d dialled) *servicePort {
 	var found *servicePort
 	for _, sp := range c.ports {
-		if !isPort(p.port) || sp.nodePort != p.port || sp.protocol != p.protocol || sp.family != familyOf(p.dst) {
+		if !isPort(sp.nodePort) || sp.atNode() != d {
 			continue
 		}
 		if found == nil {
@@ -240,6 +256,9 @@ func (c *cluster) nodePort(p packet) *servicePort {
 			continue
 		}
 		c.noteIf(nodePortTwice, found.service != sp.service)
+		if c.precedes(sp, found, d) {
+			found = sp
+		}
 	}
 	return found
 }

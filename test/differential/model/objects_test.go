@@ -74,6 +74,7 @@ func (c *cluster) read() {
 			c.ports = append(c.ports, c.servicePorts(svc, family)...)
 		}
 	}
+	c.readClaims()
 }
 
 // isProxied: CONTRACT 1.1.1 and 1.1.3.

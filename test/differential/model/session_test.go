@@ -93,6 +93,7 @@ func (s *session) play() (hits clauseHits, failed *failure) {
 // playOrder delivers the same objects in another order to an empty Sluice, which must
 // give the same answers.
 func (s *session) playOrder(c *cluster, p *prober, at int) *failure {
+	c.ports = nil // of which nothing is in the maps
 	fresh, err := newSubject(s.options)
 	if err != nil {
 		return &failure{at, err.Error()}
@@ -172,6 +173,7 @@ func (s *subject) rest() string {
 // restart ends the agent. The next one finds the maps, and gets all objects.
 func (s *subject) restart(c *cluster, seed uint64) error {
 	c.forgetNode()
+	c.startClaims()
 	if err := s.start(); err != nil {
 		return err
 	}
