@@ -20,9 +20,14 @@ struct ns_common {
 	unsigned int inum;
 };
 
+struct netns_ipv4 {
+	int sysctl_ip_prot_sock; /* of IPv6, too */
+};
+
 struct net {
 	struct ns_common ns;
 	struct list_head dev_base_head;
+	struct netns_ipv4 ipv4;
 };
 
 typedef struct {
@@ -128,6 +133,10 @@ struct sock_cgroup_data {
 	struct cgroup *cgroup;
 };
 
+typedef struct {
+	__u32 val;
+} kuid_t;
+
 /* Before Linux 5.16: the address of the cgroup, or, if one of the lowest two bits is set, none. */
 struct sock_cgroup_data___val {
 	__u64 val;
@@ -138,6 +147,7 @@ struct sock {
 	__u16 sk_protocol;
 	int sk_err;
 	__u8 sk_kern_sock : 1, sk_userlocks : 4;
+	kuid_t sk_uid; /* who has made it, as the node's own user namespace sees that */
 	struct socket *sk_socket;
 	struct sock_cgroup_data sk_cgrp_data;
 };

@@ -5,10 +5,13 @@
 
 #include <stdbool.h>
 #include <linux/in.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
 
 #include "../../maps/maps.h"
 #include "addr.h"
 #include "backend.h"
+#include "kernel.h"
 
 /*
  * Lookups in the arrays that the agent fills.
@@ -134,8 +137,25 @@ static __always_inline bool is_cluster_ip(const struct frontend_key *original_ds
 }
 
 /*
+ * has_right_to_serve reports whether a socket that is bound to a port is root's, or took a right to
+ * bind that not every user of the node has: any user could take the clients of a Service else.
+ */
+static __always_inline bool has_right_to_serve(const struct bpf_sock *sk, __be16 port)
+{
+	const struct bpf_sock *volatile at = sk;
+	const struct sock *full = NULL;
+
+	/* A number that programs may read from: the verifier admits few fields of a struct bpf_sock. */
+	bpf_probe_read_kernel(&full, sizeof(full), (const void *)&at);
+	return !BPF_CORE_READ(full, sk_uid.val) ||
+	       bpf_ntohs(port) <
+		       BPF_CORE_READ(full, __sk_common.skc_net.net, ipv4.sysctl_ip_prot_sock);
+}
+
+/*
  * is_served_here reports whether a socket of the hook's network namespace is bound to this very
- * address and port. ctx is that of any hook which can look up sockets.
+ * address and port, by root or at a privileged port. ctx is that of any hook which can look up
+ * sockets.
  */
 static __always_inline bool is_served_here(void *ctx, const struct addr *a, __be16 port, __u8 proto)
 {
@@ -163,7 +183,7 @@ static __always_inline bool is_served_here(void *ctx, const struct addr *a, __be
 	at = addr_of_v4(*(volatile const __be32 *)&sk->src_ip4);
 	for (i = 0; i < 4 && !v4; i++)
 		at.words[i] = *(volatile const __be32 *)&sk->src_ip6[i];
-	bound = addr_equal(&at, a);
+	bound = addr_equal(&at, a) && has_right_to_serve(sk, port);
 	bpf_sk_release(sk);
 	return bound;
 }

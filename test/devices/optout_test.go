@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -324,6 +325,68 @@ func TestNodeLocalDNSCache(t *testing.T) {
 	t.Run("the Service answers again", func(t *testing.T) { resolve(t, byUpstream) })
 }
 
+// TestUserAtClusterIP has users of node-1 bind sockets to a ClusterIP that is an address of the node, as it is
+// with NodeLocal DNSCache. One that has no right to bind a privileged port does not get the Service's clients.
+//
+//	pod-1-0, pod-1-1 without socket hooks, node-1 ─▶ 10.96.0.10 on dns0 of node-1: a user's socket
+//	                                              ─▶ 10.96.0.10 ─▶ pod-1-2
+func TestUserAtClusterIP(t *testing.T) {
+	const root, nobody = 0, 65534
+	w := mustWorld(t, setting{Config: lab.Config{Attachment: lab.Bridged, PodsPerNode: 3}})
+	node := w.Nodes[0]
+	upstream := node.Pods[2]
+	vips := []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::10")}
+	const more = "{name: more, protocol: UDP, port: 5353}, {name: more-tcp, protocol: TCP, port: 5353}, {name: dns,"
+	manifests := fmt.Sprintf(strings.ReplaceAll(clusterDNS, "{name: dns,", more), upstream.IPv4, upstream.IPv6)
+	lab.Must(t, os.WriteFile(filepath.Join(w.manifests, "dns.yaml"), []byte(manifests), 0o644))
+	lab.Must(t, node.AddBridge("dns0", netip.PrefixFrom(vips[0], 32), netip.PrefixFrom(vips[1], 128)))
+	for _, ip := range []netip.Addr{upstream.IPv4, upstream.IPv6} {
+		for _, port := range []uint16{53, 5353} {
+			mustServeDNS(t, upstream.Namespace, netip.AddrPortFrom(ip, port), byUpstream)
+		}
+	}
+	w.start(t)
+	for _, test := range []struct {
+		name         string
+		user         int
+		port         uint16
+		unprivileged int // the first port that all users may bind
+		want         string
+	}{
+		{"root's at a privileged port", root, 53, 1024, byCache},
+		{"root's at another port", root, 5353, 1024, byCache},
+		{"a user's at a privileged port", nobody, 53, 1024, byCache},
+		{"a user's at another port", nobody, 5353, 1024, byUpstream},
+		{"a user's where no port is privileged", nobody, 53, 0, byUpstream},
+		{"root's where no port is privileged", root, 53, 0, byCache},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			lab.Must(t, node.Sysctl("net/ipv4/ip_unprivileged_port_start", strconv.Itoa(test.unprivileged)))
+			for _, vip := range vips {
+				defer mustServeDNSAs(t, test.user, node.Namespace, netip.AddrPortFrom(vip, test.port), byCache)()
+			}
+			for _, client := range []struct {
+				name   string
+				ns     *lab.Namespace
+				cgroup *lab.Cgroup
+			}{
+				{"a pod", node.Pods[0].Namespace, w.cgroups[0]},
+				{"a pod without socket hooks", node.Pods[1].Namespace, nil},
+				{"the node", node.Namespace, w.cgroups[0]},
+			} {
+				for _, vip := range vips {
+					for _, network := range networks {
+						at := netip.AddrPortFrom(vip, test.port)
+						if got := resolved(t, client.ns, client.cgroup, network, at); got != test.want {
+							t.Errorf("%s, by %s to %s: %s, want %s", client.name, network, at, got, test.want)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
 // clusterDNS is the Service of the cluster's DNS, with an endpoint of each family.
 const clusterDNS = `
 apiVersion: v1
@@ -380,6 +443,13 @@ func beResolver(network, server string) error {
 // called.
 func mustServeDNS(t *testing.T, ns *lab.Namespace, at netip.AddrPort, address string) (stop func()) {
 	t.Helper()
+
+	return mustServeDNSAs(t, 0, ns, at, address)
+}
+
+// mustServeDNSAs is mustServeDNS with sockets of a user, who has the right to bind to any port.
+func mustServeDNSAs(t *testing.T, user int, ns *lab.Namespace, at netip.AddrPort, address string) (stop func()) {
+	t.Helper()
 	answer := func(question []byte) []byte {
 		var m dnsmessage.Message
 		if err := m.Unpack(question); err != nil || len(m.Questions) == 0 {
@@ -394,10 +464,17 @@ func mustServeDNS(t *testing.T, ns *lab.Namespace, at netip.AddrPort, address st
 
 		return packed
 	}
-	packets, err := ns.ListenPacket("udp", at.String())
-	lab.Must(t, err)
-	listener, err := ns.Listen("tcp", at.String())
-	lab.Must(t, err)
+	var packets net.PacketConn
+	var listener net.Listener
+	lab.Must(t, ns.Do(func() (err error) {
+		lab.Must(t, unix.Setfsuid(user)) // of this thread: its sockets are this user's
+		defer unix.Setfsuid(0)
+		if packets, err = net.ListenPacket("udp", at.String()); err == nil {
+			listener, err = net.Listen("tcp", at.String())
+		}
+
+		return err
+	}))
 	go func() {
 		for b := make([]byte, 4096); ; {
 			n, from, err := packets.ReadFrom(b)
