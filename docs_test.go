@@ -264,3 +264,45 @@ func TestReasonsInDocs(t *testing.T) {
 		t.Errorf("%s: there is no reason %s", page, name)
 	}
 }
+
+// shownBy is a test in a table of what an attacker can and cannot do.
+var shownBy = regexp.MustCompile("^`([a-z0-9/]+)\\.(Test[A-Za-z0-9]+)`$")
+
+// Each line of docs/security.md about what is open and what others can do names tests, which exist.
+func TestSecurityIsShown(t *testing.T) {
+	declared := map[string]string{} // the tests of a folder, as text
+	lines := 0
+	_, promises, found := strings.Cut(readPage(t, "docs/security.md"), "## What is open")
+	if !found {
+		t.Fatal("the page has no part about what is open")
+	}
+	for line := range strings.Lines(promises) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		if !strings.HasPrefix(line, "|") || strings.HasPrefix(line, "|---") || strings.HasSuffix(strings.TrimSpace(line), "| shown by |") {
+			continue
+		}
+		lines++
+		for _, name := range strings.Split(strings.TrimSpace(cells[len(cells)-1]), ", ") {
+			named := shownBy.FindStringSubmatch(name)
+			if named == nil {
+				t.Errorf("%q names no test: %s", name, line)
+				continue
+			}
+			if declared[named[1]] == "" {
+				files, err := filepath.Glob(filepath.Join(named[1], "*_test.go"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, file := range files {
+					declared[named[1]] += readPage(t, file)
+				}
+			}
+			if !strings.Contains(declared[named[1]], "\nfunc "+named[2]+"(") {
+				t.Errorf("there is no test %s.%s: %s", named[1], named[2], line)
+			}
+		}
+	}
+	if lines < 20 {
+		t.Errorf("%d lines, of which at least 20 were expected", lines)
+	}
+}

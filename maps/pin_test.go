@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/test/lab"
@@ -79,6 +80,44 @@ func TestCreateAdopts(t *testing.T) {
 				t.Errorf("room for %d frontends, want the 16 it was created with", n)
 			}
 		})
+	}
+}
+
+// No one but root reaches the pins, and no program can write to a hash map that the agent fills.
+func TestMapsAreForRoot(t *testing.T) {
+	root := lab.MustBPFRoot(t)
+	p := mustCreate(t, root, small())
+	defer p.Close()
+	folders, err := filepath.Glob(filepath.Join(root, "*"))
+	lab.Must(t, err)
+	for _, folder := range folders {
+		found, err := os.Stat(folder)
+		lab.Must(t, err)
+		if mode := found.Mode().Perm(); found.IsDir() && mode != 0o700 {
+			t.Errorf("%s has the mode %o", folder, mode)
+		}
+	}
+	if len(folders) == 0 {
+		t.Error("there are no folders")
+	}
+	for _, name := range []string{
+		NameFrontendIDs, NameServicePorts, NameAddrs, NameDevices, NameSourceRanges, NameServiceCIDRs, NameLocalCIDRs, NameOptedOut,
+	} {
+		_, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Type: ebpf.SchedCLS, License: "GPL",
+			Instructions: asm.Instructions{
+				asm.Mov.Imm(asm.R3, 0),
+				asm.StoreMem(asm.RFP, -8, asm.R3, asm.DWord), asm.StoreMem(asm.RFP, -16, asm.R3, asm.DWord),
+				asm.StoreMem(asm.RFP, -24, asm.R3, asm.DWord), asm.StoreMem(asm.RFP, -32, asm.R3, asm.DWord),
+				asm.StoreMem(asm.RFP, -40, asm.R3, asm.DWord),
+				asm.LoadMapPtr(asm.R1, p.byName[name].FD()),
+				asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -40),
+				asm.FnMapDeleteElem.Call(), asm.Mov.Imm(asm.R0, 0), asm.Return(),
+			},
+		})
+		if !errors.Is(err, unix.EACCES) || !strings.Contains(err.Error(), "write into map forbidden") {
+			t.Errorf("a program that deletes from %s: %v", name, err)
+		}
 	}
 }
 

@@ -23,8 +23,14 @@ import (
 // serve starts a server that answers with *state, on fake maps.
 func serve(t *testing.T, state *lb.State) *Client {
 	t.Helper()
+
+	return serveAt(t, filepath.Join(t.TempDir(), "below", "agent.sock"), state)
+}
+
+func serveAt(t *testing.T, socket string, state *lb.State) *Client {
+	t.Helper()
 	server := Server{
-		Socket: filepath.Join(t.TempDir(), "below", "agent.sock"),
+		Socket: socket,
 		Log:    slog.New(slog.DiscardHandler),
 		Tables: maps.NewFakes(100).Tables,
 		Ping:   func(context.Context) error { return nil },
@@ -168,6 +174,19 @@ func TestSocketHasOneAgent(t *testing.T) {
 		t.Fatalf("after its end: %v", err)
 	}
 	release()
+}
+
+// No one but root can ask the agent, or have another program answer in its place.
+func TestSocketIsForRoot(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "below", "agent.sock")
+	mustAsk(t, serveAt(t, socket, lb.NewState(lb.Node{Name: "node-1"})).Services)
+	for path, want := range map[string]os.FileMode{socket: 0o600, filepath.Dir(socket): 0o700} {
+		found, err := os.Stat(path)
+		lab.Must(t, err)
+		if got := found.Mode().Perm(); got != want {
+			t.Errorf("%s has the mode %o, want %o", path, got, want)
+		}
+	}
 }
 
 // An agent whose loop hangs is told within two seconds, whatever is asked.
