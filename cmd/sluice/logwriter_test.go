@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -78,5 +79,27 @@ func TestFlushOfALogThatNobodyReads(t *testing.T) {
 	lines.flush()
 	if took := time.Since(begin); took < logFlush || took > 30*time.Second {
 		t.Errorf("it waited for %v, want %v", took, logFlush)
+	}
+}
+
+// An agent that ends with an error ends, whether that is read or not.
+func TestErrorThatNobodyReads(t *testing.T) {
+	r, w := io.Pipe()
+	defer r.Close()
+	printed := make(chan struct{})
+	go func() {
+		defer close(printed)
+		printError(w, errors.New("it failed"))
+	}()
+	select {
+	case <-printed:
+	case <-time.After(30 * time.Second):
+		t.Fatal("it waits until the error is read")
+	}
+
+	var text strings.Builder
+	printError(&text, errors.New("it failed"))
+	if want := "sluice: it failed\n"; text.String() != want {
+		t.Errorf("printed is %q, want %q", &text, want)
 	}
 }

@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -30,7 +32,7 @@ func main() {
 	defer stop()
 
 	if err := commandOf(os.Args).ExecuteContext(ctx); err != nil {
-		printError(err)
+		printError(os.Stderr, err)
 		os.Exit(exitCode(err))
 	}
 }
@@ -53,12 +55,15 @@ func commandOf(args []string) *cobra.Command {
 	}
 }
 
-// printError prints the error, after the verifier's log if it refused a program.
-func printError(err error) {
+// printError prints the error, after the verifier's log if it refused a program. An agent has to end, to be
+// started again, also when what it prints is not read: see logWriter.
+func printError(w io.Writer, err error) {
+	lines := newLogWriter(w, new(atomic.Uint64), func(uint64) {})
 	if log := datapath.VerifierLog(err); log != "" {
-		fmt.Fprintln(os.Stderr, log)
+		fmt.Fprintln(lines, log)
 	}
-	fmt.Fprintf(os.Stderr, "sluice: %v\n", err)
+	fmt.Fprintf(lines, "sluice: %v\n", err)
+	lines.flush()
 }
 
 // places are the flags that all commands share: where cgroups, pins and the
