@@ -304,6 +304,8 @@ func (i *inquiry) decide() (err error) {
 			why = "the pod has opted out"
 		case i.answer.NodesOwn:
 			why = "the node has this address itself, and a socket that answers there comes first"
+		case i.isPod && !i.unwatched && i.answer.HasFrontend && i.answer.Pool.Flags&maps.PoolSourceRanges != 0 && reason != maps.ReasonDropSourceRange:
+			why = "its Service has source ranges, and its packets show which address it has"
 		case reason == maps.ReasonPassProtocol:
 			why = "sockets are translated for TCP and UDP only"
 		case reason == maps.ReasonPassDisabled:

@@ -24,6 +24,26 @@ func (w *world) mustExplain(t *testing.T, args ...string) explain.Explanation {
 	return is
 }
 
+// ranged is a Service whose load balancer one client may dial, with an endpoint.
+const ranged = `
+apiVersion: v1
+kind: Service
+metadata: {namespace: lab, name: ranged}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.77
+  loadBalancerSourceRanges: ["%s/32"]
+  ports: [{name: http, protocol: TCP, port: 80}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.77}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: lab, name: ranged-4, labels: {kubernetes.io/service-name: ranged}}
+addressType: IPv4
+ports: [{name: http, protocol: TCP, port: 8080}]
+endpoints: [{addresses: ["%s"], nodeName: node-2}]
+`
+
 // says returns the step of that name.
 func says(is explain.Explanation, name string) string {
 	i := slices.IndexFunc(is.Steps, func(s explain.Step) bool { return s.Name == name })
@@ -50,6 +70,7 @@ func TestExplain(t *testing.T) {
 			})
 			lab.Must(t, os.WriteFile(filepath.Join(w.manifests, "pods.yaml"), []byte(optOuts), 0o644))
 			node, behind := w.Nodes[0], w.Nodes[1].Pods[0]
+			lab.Must(t, os.WriteFile(filepath.Join(w.manifests, "ranged.yaml"), fmt.Appendf(nil, ranged, node.Pods[2].IPv4, behind.IPv4), 0o644))
 			web := service{number: 1, backends: []backend{onPod(behind), onPod(w.Nodes[1].Pods[1])}, sticky: true}
 			w.start(t, web)
 			lab.Eventually(t, "the Pods have opted out", func() error {
@@ -96,6 +117,16 @@ func TestExplain(t *testing.T) {
 				}
 				if says(is, "decided") != "when the socket connects" || !strings.Contains(says(is, "client"), "a pod of this node") {
 					t.Errorf("its steps are %v", is.Steps)
+				}
+			})
+			t.Run("a pod that source ranges admit", func(t *testing.T) {
+				is := w.mustExplain(t, "--from", node.Pods[2].IPv4.String(), "--to", "203.0.113.77:80")
+				if !strings.Contains(says(is, "socket"), "source ranges") || !strings.Contains(says(is, "decided"), "of class pods") {
+					t.Errorf("its steps are %v", is.Steps)
+				}
+				is = w.mustExplain(t, "--from", node.Pods[1].IPv4.String(), "--to", "203.0.113.77:80")
+				if !strings.HasPrefix(is.Answer, "dropped: the client is not in the loadBalancerSourceRanges") {
+					t.Errorf("of another pod it tells %q", is.Answer)
 				}
 			})
 			t.Run("a client outside", func(t *testing.T) {
