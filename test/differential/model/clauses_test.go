@@ -92,6 +92,7 @@ const (
 	differsOtherProxy
 	differsSingleAddress
 	differsSpecialAddress
+	differsServiceAsSource
 
 	clauseCount
 )
@@ -172,18 +173,19 @@ var clauseText = [clauseCount]string{
 	healthNone:          "1.8.12 no local ready endpoint",
 	healthSome:          "1.8.12 local ready endpoints",
 
-	differsLoopback:       "difference: NodePorts on loopback",
-	differsPodSocket:      "difference: a pod's socket, whatever the detector reports",
-	differsPodElsewhere:   "difference: a pod of another node is external",
-	differsNodeAtDevice:   "difference: a node's address as source at a device",
-	differsInputAtSocket:  "difference: an address of the node that a pod's socket dials",
-	differsSocketSource:   "difference: sockets are not masqueraded",
-	differsClientHere:     "difference: the client is on this node",
-	differsBackendHere:    "difference: the backend is on this node",
-	differsReplyMisses:    "difference: the reply would miss this node",
-	differsOtherProxy:     "difference: an unallocated address is another proxy's",
-	differsSingleAddress:  "difference: a ServiceCIDR of a single address",
-	differsSpecialAddress: "difference: a loopback or link-local address is no Service's, and no endpoint's",
+	differsLoopback:        "difference: NodePorts on loopback",
+	differsPodSocket:       "difference: a pod's socket, whatever the detector reports",
+	differsPodElsewhere:    "difference: a pod of another node is external",
+	differsNodeAtDevice:    "difference: a node's address as source at a device",
+	differsInputAtSocket:   "difference: an address of the node that a pod's socket dials",
+	differsSocketSource:    "difference: sockets are not masqueraded",
+	differsClientHere:      "difference: the client is on this node",
+	differsBackendHere:     "difference: the backend is on this node",
+	differsReplyMisses:     "difference: the reply would miss this node",
+	differsOtherProxy:      "difference: an unallocated address is another proxy's",
+	differsSingleAddress:   "difference: a ServiceCIDR of a single address",
+	differsSpecialAddress:  "difference: a loopback or link-local address is no Service's, and no endpoint's",
+	differsServiceAsSource: "difference: a ClusterIP as source at a device",
 }
 
 // clauseHits counts how often each was applied.

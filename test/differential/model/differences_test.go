@@ -69,6 +69,13 @@ func (c *cluster) decideAsSluice(p packet) decision {
 		// device with an address of the node is no exception.
 		c.noteIf(differsNodeAtDevice, f.ofNode)
 		f.ofNode = false
+		// docs/decisions, 2: no first packet comes from a Service.
+		d := c.decide(p, f)
+		if d.verdict != untouched && c.isClusterIP(p.src) && !c.isOfNode(p.src) {
+			c.noteIf(differsServiceAsSource, d.verdict != drop)
+			return decision{verdict: drop}
+		}
+		return d
 	}
 	return c.decide(p, f)
 }

@@ -229,7 +229,7 @@ func (m *machine) outcome(p packet, from uint16, before, after map[maps.Reason]u
 			return untouched, target{}, nil
 		case maps.ReasonRejectNoBackend, maps.ReasonRejectNoPort, maps.ReasonRejectLimited:
 			return reject, target{}, nil
-		case maps.ReasonDropNoLocalBackend, maps.ReasonDropSourceRange, maps.ReasonDropUnallocated:
+		case maps.ReasonDropNoLocalBackend, maps.ReasonDropSourceRange, maps.ReasonDropUnallocated, maps.ReasonDropSource:
 			return drop, target{}, nil
 		case maps.ReasonTranslated:
 			key := maps.FlowKeyOf(maps.HookIngress, protocolNumbers[p.protocol], netip.AddrPortFrom(p.src, from), netip.AddrPortFrom(p.dst, uint16(p.port)))

@@ -47,7 +47,18 @@ func (m *programs) answer(p packet) answer {
 	if p.path == nodeSocket || p.path == podSocket {
 		return m.dial(p)
 	}
-	return m.come(p)
+	a := m.come(p)
+	if a.verdict != untouched && m.isNoClient(p.src) {
+		return answer{verdict: drop}
+	}
+	return a
+}
+
+// isNoClient is is_no_client in lib/open.h, of an address at every port.
+func (m *programs) isNoClient(src netip.Addr) bool {
+	of := maps.FrontendKey{Addr: maps.AddrOf(src), Scope: maps.ScopeExternal}
+	_, isClusterIP := m.lookup(of)
+	return isClusterIP && m.Addrs.Entries[of.Addr].Flags&maps.AddrNode == 0
 }
 
 // dial is resolve_connect in sock.c.
