@@ -155,6 +155,21 @@ func TestFlowYieldsToADirectExchange(t *testing.T) {
 	}
 }
 
+// A device below another one, as below that of a VLAN, translates a datagram, and the other one sees what it became: its
+// flow stays. A datagram of somebody who is not behind the device ends no flow either.
+func TestFlowOutlivesItsOwnDatagrams(t *testing.T) {
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolUDP, hostPod)
+		for _, seen := range []place{uplink, podVeth} {
+			if seen.class == maps.DevicePods && p.class == maps.DevicePods {
+				continue // one that the client is behind: TestFlowYieldsToADirectExchange
+			}
+			w.ingress(t, seen, udp(p.client, hostPod)).passes(maps.ReasonPassNoFrontend)
+		}
+		c.establish(t)
+	})
+}
+
 // A foreign flow takes no tuple of an exchange that netfilter tracks, answered or not.
 func TestForeignFlowAvoidsNetfilter(t *testing.T) {
 	needsConntrack(t)
@@ -197,10 +212,10 @@ func TestHalfOpenFlowTranslatesItsAnswers(t *testing.T) {
 		each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
 			c := begin(t, w, p, proto, portPod)
 			for _, in := range []packet{
-				answer(proto, client, client).acks(77).bearing("victim's"),
-				third(proto, client, client).acks(78).bearing("victim's"),
+				answer(proto, client, client).acks(1 << 20).bearing("victim's"),
+				ofTransport(proto, client, client, "P.", chunkCookieAck, "").with("data").acks(1<<20 + 1).bearing("victim's"),
 				ofTransport(proto, client, client, "R", chunkAbort, "").acksNothing().bearing("victim's"),
-				ofTransport(proto, client, client, "R.", chunkAbort, "").acks(78).reflecting("victim's"),
+				ofTransport(proto, client, client, "R.", chunkAbort, "").acks(1<<20 + 1).reflecting("victim's"),
 			} {
 				c.sendsElsewhere(t, in)
 			}
@@ -220,6 +235,33 @@ func TestHalfOpenFlowTranslatesItsAnswers(t *testing.T) {
 				c.establish(t)
 			})
 		}
+	})
+}
+
+// A kernel that still has a connection from before answers a SYN with a bare ACK of its numbers. The client, which gets
+// it from the Service, resets that connection, and its next SYN begins anew.
+func TestAnswerOfAnEarlierConnection(t *testing.T) {
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
+		c.hears(t, tcp(client, client, ".").acks(1<<20))
+		c.says(t, tcp(client, client, "R").numbered(1<<20))
+		c.says(t, tcp(client, client, "S"))
+		c.establish(t)
+	})
+	t.Run("masqueraded by way of the stack", func(t *testing.T) {
+		each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+			c := begin(t, w, p, layers.IPProtocolTCP, remotePod)
+			c.leaves(t, tcp(client, client, "S"))
+			c.leaves(t, tcp(client, client, "R").numbered(1<<20))
+		})
+	})
+}
+
+// The SYN of a client that had sent data with it is sent again without, and the backend acknowledges the data.
+func TestAnswerToDataOfASYN(t *testing.T) {
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		c := begin(t, w, p, layers.IPProtocolTCP, portPod)
+		c.hears(t, tcp(client, client, "S.").acks(500))
 	})
 }
 
@@ -244,10 +286,11 @@ func TestSourcesOfNoClient(t *testing.T) {
 		name, source string
 		only         family
 		passes       bool
+		handshakes   bool // what has one cannot go on for ever, and passes
 	}{
 		{name: "a ClusterIP", source: "8.0.96.2:80"},
 		{name: "another port of a ClusterIP", source: "8.0.96.2:40000"},
-		{name: "an external address, and its port", source: "8.0.30.1:80"},
+		{name: "an external address, and its port", source: "8.0.30.1:80", handshakes: true},
 		{name: "a load balancer that connects from its own address", source: "8.0.30.1:40000", passes: true},
 		{name: "a group", source: "224.0.0.9:40000"},
 		{name: "none", source: "0.0.0.0:40000"},
@@ -266,7 +309,7 @@ func TestSourcesOfNoClient(t *testing.T) {
 					w.serve(t, service{at: []string{empty}, proto: proto})
 					w.serve(t, service{at: []string{balancer}, proto: proto, kind: maps.KindLoadBalancer, to: []string{portPod}})
 					in := first(proto, test.source, clusterIP)
-					if o := w.ingress(t, p, in); !test.passes {
+					if o := w.ingress(t, p, in); !test.passes && !(test.handshakes && proto != layers.IPProtocolUDP) {
 						o.drops(maps.ReasonDropSource)
 						w.ingress(t, p, in.to(empty)).drops(maps.ReasonDropSource)
 					} else if o.reasons[maps.ReasonTranslated] != 1 {

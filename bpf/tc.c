@@ -143,7 +143,8 @@ static __always_inline enum reason begin(struct __sk_buff *ctx, struct packet *p
 /*
  * belongs_here reports whether a first packet, though the flow f has its tuple, is of another client: that flow is
  * foreign, or of a client behind another class of devices, and the packet comes by the device behind which its
- * source is. It is global, so that the verifier walks it once.
+ * source is, which the route from the flow's backend shows, as it did when the flow began. It is global, so that the
+ * verifier walks it once.
  */
 __noinline int belongs_here(struct __sk_buff *ctx)
 {
@@ -151,8 +152,8 @@ __noinline int belongs_here(struct __sk_buff *ctx)
 
 	if (!pkt)
 		return false;
-	find_back(ctx, pkt, &pkt->ip.key.dst);
-	return is_behind_device(ctx, pkt);
+	find_back(ctx, pkt, &pkt->backend.addr);
+	return pkt->back && is_behind_device(ctx, pkt);
 }
 
 /*
@@ -174,6 +175,7 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 	stray = is_stray(f);
 	if (stray && pkt->event != EVENT_OPEN)
 		return begin_flow(ctx, flags);
+	pkt->backend.addr = f->backend;
 	other = (stray || (is_foreign(f) && f->role == FLOW_FROM_CLIENT)) &&
 		pkt->event == EVENT_OPEN && belongs_here(ctx);
 	if (stray && !other)

@@ -136,6 +136,15 @@ static __always_inline void forget_ending(struct flow *f)
 }
 
 /*
+ * is_answer_to reports whether the number of an answer fits a client's SYN. One with data of which the client has sent
+ * less meanwhile, as a kernel that repeats it sends none, is answered by what it had.
+ */
+static __always_inline bool is_answer_to(const struct packet *pkt, const struct flow *client)
+{
+	return client->end - pkt->tcp.ack + MAX_EARLY < 2 * MAX_EARLY;
+}
+
+/*
  * check_ending compares both sides of a flow and records whether each has ended. For the backend's
  * SYN-ACK, it also records what the client will acknowledge. If the kernel has given the memory of
  * one entry to another flow meanwhile, that flow must not be marked as ended.
@@ -151,7 +160,7 @@ static __noinline int check_ending(struct packet *pkt, struct flow *f)
 	if (!other)
 		return 0;
 	if (pkt->event == EVENT_ACCEPT) {
-		if (other->end - pkt->tcp.ack < MAX_EARLY)
+		if (is_answer_to(pkt, other))
 			other->ack = pkt->tcp.seq + 1; /* data of the SYN-ACK may be left out */
 		else
 			pkt->event = EVENT_INVALID;
@@ -267,6 +276,21 @@ static __noinline int follow_chunk(struct packet *pkt, struct flow *f, bool half
 }
 
 /*
+ * asks_for_reset reports whether the segment from a backend, with the tuple of a new flow, is the bare ACK with which a
+ * kernel answers the SYN of a connection that it still has from before, or the reset with which the client answers that:
+ * so the old connection ends, and the client's next SYN begins the new one. A foreign flow's client asks for none.
+ */
+static __always_inline bool asks_for_reset(const struct packet *pkt, const struct flow *f)
+{
+	if (is_foreign(f))
+		return false;
+	if (!is_reply(f))
+		return pkt->event == EVENT_RESET;
+	return pkt->tcp.acks && !pkt->tcp.fin && pkt->event == EVENT_NONE &&
+	       pkt->tcp.end == pkt->tcp.seq;
+}
+
+/*
  * is_of_opening reports whether the packet from the stack, with the tuple of the half-open flow pkt->flow, is of that:
  * as long as the client has not confirmed the flow, it is the first packet or an answer to that, by its numbers. Any
  * other is of a direct connection of the client, which need not have sent the first packet itself. It is for egress,
@@ -291,6 +315,10 @@ __noinline int is_of_opening(void)
 	other = entry_of(pkt, f, FLOW_FROM_CLIENT);
 	if (!other || !is_new(other))
 		return !!other;
+	if (asks_for_reset(pkt, f))
+		return true;
+	if (pkt->event == EVENT_ACCEPT)
+		return is_reply(f) && is_answer_to(pkt, other);
 	if (is_reply(f))
 		return pkt->tcp.acks && other->end - pkt->tcp.ack < MAX_EARLY;
 	return pkt->event == EVENT_OPEN && other->end - pkt->tcp.end < MAX_EARLY;

@@ -319,8 +319,9 @@ static __always_inline bool is_nobodys(const struct addr *a)
 /*
  * is_no_client reports whether the source of a first packet is none of a client: it is nobody's, or only
  * Services have it. A Service answers as that of its clients, and not on its own, and two of them would answer each
- * other without end. Other ports of an external address may be those of a host, as of a load balancer, and all of
- * a ClusterIP that the node has are its own.
+ * other without end. An external address may be a host's as well, as a load balancer's, or that by which pods leave
+ * the cluster: what comes from it is a client's but for datagrams from a Service's port. And all of a ClusterIP that
+ * the node has is its own.
  */
 static __always_inline bool is_no_client(const struct flow_key *came)
 {
@@ -337,7 +338,8 @@ static __always_inline bool is_no_client(const struct flow_key *came)
 	flags = may_be_ours(addr_hash(&came->src)) ? addr_flags(&came->src) : 0;
 	if (!(flags & ADDR_SERVICE) || flags & ADDR_NODE)
 		return false;
-	return is_cluster_ip(&from) || bpf_map_lookup_elem(&sl_frontend_ids, &from);
+	return is_cluster_ip(&from) ||
+	       (came->proto == IPPROTO_UDP && bpf_map_lookup_elem(&sl_frontend_ids, &from));
 }
 
 /*
@@ -446,10 +448,10 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 		return why_no_flow(ctx, flags);
 	}
 	why = pkt->left ? REASON_NEXT : lookup_frontend(&pkt->ip.key, flags, &pkt->pool);
-	if (why != REASON_PASS_NO_FRONTEND && is_no_client(&pkt->ip.key))
-		return REASON_DROP_SOURCE;
 	if (!why && !pkt->left && flags & ADDR_NODE && (is_nodes_own(ctx) || is_awaited(ctx)))
 		why = REASON_PASS_NO_FRONTEND;
+	if (why != REASON_PASS_NO_FRONTEND && is_no_client(&pkt->ip.key))
+		return REASON_DROP_SOURCE;
 	if (why)
 		return why;
 	if (pkt->pool.flags & POOL_SOURCE_RANGES && !is_in_ranges(&pkt->pool, &pkt->ip.key.src))
@@ -496,11 +498,13 @@ static __always_inline void make_direct(struct packet *pkt)
 }
 
 /*
- * yield_to_datagram handles a datagram to no frontend: it ends a flow that would translate the answer, which is that of
- * the sender's own exchange. A socket may have the port of an earlier one that had no socket hook, and a foreign flow
- * that of somebody else. It is global, so that the verifier walks it once.
+ * yield_to_datagram handles a datagram to no frontend, of a sender that is behind the device: it ends a flow that
+ * would translate the answer, which is that of the sender's own exchange. A socket of a pod may have the port of an
+ * earlier one that had no socket hook, and a foreign flow that of somebody else. No other flow yields: the datagram
+ * may be its own, which a device below this one, such as that of a VLAN, has translated. It is global, so that the
+ * verifier walks it once.
  */
-__noinline int yield_to_datagram(void)
+__noinline int yield_to_datagram(struct __sk_buff *ctx)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 
@@ -508,9 +512,15 @@ __noinline int yield_to_datagram(void)
 		return 0;
 	reversed(&pkt->ip.key, &pkt->key);
 	pkt->key.hook = HOOK_EGRESS;
-	if (copy_holder(pkt,
-			half_open_at(&pkt->key) ?: bpf_map_lookup_elem(&sl_flows, &pkt->key)) &&
-	    pkt->gone.role == FLOW_TO_CLIENT)
+	if (!copy_holder(pkt,
+			 half_open_at(&pkt->key) ?: bpf_map_lookup_elem(&sl_flows, &pkt->key)) ||
+	    pkt->gone.role != FLOW_TO_CLIENT)
+		return 0;
+	if (!is_foreign(&pkt->gone) &&
+	    (config_device_class != DEVICE_PODS || !(pkt->gone.flags & FLOW_BY_PODS)))
+		return 0;
+	find_back(ctx, pkt, &pkt->ip.key.dst);
+	if (is_behind_device(ctx, pkt))
 		forget_all(pkt);
 	return 0;
 }
@@ -526,7 +536,7 @@ __noinline int open_beside(struct __sk_buff *ctx)
 	int why;
 
 	if (pkt && pkt->ip.key.proto == IPPROTO_UDP)
-		yield_to_datagram();
+		yield_to_datagram(ctx);
 	if (!pkt || pkt->ip.key.proto != IPPROTO_TCP)
 		return REASON_PASS_NO_FRONTEND;
 	reversed(&pkt->ip.key, &pkt->key);
