@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -114,9 +115,7 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 		return agent.Run(ctx, cfg)
 	})
 	group.Go(func() error {
-		if err := kubeproxy.WatchKeeper(ctx, log); err != nil {
-			log.Error("the table that keeps connections of kube-proxy's rules alive is not watched", "error", err)
-		}
+		watchKeeper(ctx, log)
 
 		return nil
 	})
@@ -125,6 +124,27 @@ func (f *agentFlags) run(cmd *cobra.Command, where *places, s *settings, out *ou
 	}
 
 	return group.Wait()
+}
+
+// keeperRetry is the pause before a watch that has failed begins again.
+const keeperRetry = time.Minute
+
+// watchKeeper is [kubeproxy.WatchKeeper] that begins again after an error, until ctx ends. Without it Services are
+// translated all the same.
+func watchKeeper(ctx context.Context, log *slog.Logger) {
+	for {
+		err := kubeproxy.WatchKeeper(ctx, log)
+		if err == nil {
+			return
+		}
+		log.Error("the table that keeps connections of kube-proxy's rules alive is not watched; trying again",
+			"error", err, "in", keeperRetry)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(keeperRetry):
+		}
+	}
 }
 
 // dryRunError returns the error of a dry run, whose log has the problems: with exit code 2 if something could not be read, and

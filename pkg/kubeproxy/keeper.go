@@ -1,12 +1,9 @@
 package kubeproxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
@@ -14,7 +11,6 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/pkg/flow"
@@ -104,83 +100,6 @@ func needKeeper() (open int, needed bool, err error) {
 	modes, err := Modes()
 
 	return open, open > 0 && len(modes) == 0, err
-}
-
-// keeperInterval is how often [WatchKeeper] looks, beside when the kernel reports a change.
-const keeperInterval = 30 * time.Second
-
-// WatchKeeper puts the table back when another program takes it, as `nft flush ruleset` does, as long as connections need
-// it, and logs that. It returns when ctx ends, and at once where the kernel has no nftables.
-func WatchKeeper(ctx context.Context, log *slog.Logger) error {
-	conn, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	changes, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
-	if lacksNFTables(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("subscribe to changes of nftables: %w", err)
-	}
-	defer changes.Close()
-	stop := context.AfterFunc(ctx, changes.Close)
-	defer stop()
-	interval := unix.NsecToTimeval(keeperInterval.Nanoseconds())
-	if err := changes.SetReceiveTimeout(&interval); err != nil {
-		return fmt.Errorf("changes of nftables: %w", err)
-	}
-
-	for there := false; ctx.Err() == nil; {
-		if there, err = putKeeperBack(conn, there, log); err != nil {
-			log.Error("connections of kube-proxy's rules may end", "error", err)
-		}
-		if err := awaitTables(changes); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("changes of nftables: %w", err)
-		}
-	}
-
-	return nil
-}
-
-// awaitTables returns when a table has come or gone, or may have, and at least after the socket's timeout.
-func awaitTables(changes *nl.NetlinkSocket) error {
-	for deadline := time.Now().Add(keeperInterval); time.Now().Before(deadline); {
-		messages, from, err := changes.Receive()
-		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.ENOBUFS) {
-			return nil // messages are lost by the latter
-		}
-		if err != nil {
-			return err
-		}
-		for _, m := range messages {
-			kind := m.Header.Type & 0xff
-			if from.Pid == nl.PidKernel && (kind == unix.NFT_MSG_NEWTABLE || kind == unix.NFT_MSG_DELTABLE) {
-				return nil
-			}
-		}
-	}
-
-	return nil
-}
-
-// putKeeperBack adds the table if it was there, is not, and is needed. It reports whether it is there now.
-func putKeeperBack(conn *nftables.Conn, was bool, log *slog.Logger) (is bool, err error) {
-	table, err := findKeeper(conn)
-	if err != nil || table != nil || !was {
-		return table != nil || was && err != nil, err
-	}
-	open, needed, err := needKeeper()
-	if err != nil || !needed {
-		return err != nil, err
-	}
-	if err := addKeeper(conn); err != nil {
-		return true, err
-	}
-	log.Warn("another program has removed the table of nftables that keeps connections of kube-proxy's rules alive; it is put back",
-		"table", "inet "+KeeperTable, "connections", open)
-
-	return true, nil
 }
 
 // The kernel's TCP_CONNTRACK_ESTABLISHED, and TCP_CONNTRACK_TIME_WAIT: states that follow are over as well.
