@@ -106,7 +106,7 @@ type Datapath struct {
 // be called in the network namespace of the node. It attaches nothing.
 // If only programs of another instance act on this node, Open moves its pins to BPFRoot first.
 // The error wraps [maps.ErrStale] if the pinned maps have another layout, and [ErrRunning] if the agent of another
-// instance runs, see [Other].
+// instance runs and nothing of our own is in force, see [Other].
 func Open(cfg Config) (*Datapath, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		return nil, err
 	}
 	inUse, err := mapsInUse(cfg.BPFRoot)
-	if err != nil {
+	if err != nil && !errors.Is(err, unix.EPERM) { // of a missing capability, loading programs says which
 		return nil, err
 	}
 	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{

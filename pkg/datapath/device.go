@@ -133,7 +133,8 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	err = errors.Join(d.links.detachDevices(keep(TCX)), d.devices.detachFilters(keep(Clsact), complete))
 	if complete {
 		isDevice := func(kind link.Type) bool { return kind == link.TCXType }
-		err = errors.Join(err, d.endOthers(isDevice), d.removeKept())
+		d.endOthers(isDevice)
+		err = errors.Join(err, d.removeKept())
 		if d.hooked.Load() { // otherwise hooks of another version may be at work, with the state of theirs
 			err = errors.Join(err, d.maps.EndInheriting())
 		}

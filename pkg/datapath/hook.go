@@ -20,8 +20,8 @@ import (
 // Attach attaches every program of sockets to the cgroup root, or replaces, in one
 // step, the one that an earlier agent attached. An optional one and one at a tracepoint may fail:
 // [Datapath.Hooks] reports that. After an error, programs that were attached before are still in
-// force, and Attach can be called again. Programs of other instances are detached: the error wraps
-// [ErrRunning] if the agent of one runs. It waits for [Datapath.Loaded].
+// force, and Attach can be called again. Programs of other instances are detached, see [Datapath.TakenOver];
+// that one cannot be ended is no error. It waits for [Datapath.Loaded].
 func (d *Datapath) Attach() error {
 	programs, err := d.programs()
 	if err != nil {
@@ -66,8 +66,8 @@ func (d *Datapath) Attach() error {
 		return fmt.Errorf("hooks of another build: %w", err)
 	}
 
-	isSock := func(kind link.Type) bool { return kind == link.CgroupType }
-	if err := errors.Join(d.endOthers(isSock), d.maps.CopyState()); err != nil {
+	d.endOthers(isSock)
+	if err := d.maps.CopyState(); err != nil {
 		return err
 	}
 
@@ -85,6 +85,9 @@ func (d *Datapath) Attach() error {
 
 	return nil
 }
+
+// isSock reports whether links of this type are those of hooks of sockets.
+func isSock(kind link.Type) bool { return kind == link.CgroupType }
 
 // removalOrder are the names of hooks in the order in which they are detached, the reverse of that of Attach.
 // Tracepoints, which are not among them, come last.

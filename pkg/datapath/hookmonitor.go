@@ -238,11 +238,7 @@ func (m *HookMonitor) checkHooks(ctx context.Context) {
 			break
 		}
 	}
-	if others, othersErr := m.datapath.Others(); err == nil && len(others) > 0 {
-		err = m.datapath.Attach()
-	} else {
-		err = errors.Join(err, othersErr)
-	}
+	m.datapath.endOthers(isSock)
 	m.datapath.reportTakenOver(m.cfg.Log, m.cfg.Record)
 	if err == nil {
 		err = m.datapath.Verify(ctx)

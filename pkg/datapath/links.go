@@ -29,6 +29,7 @@ type links struct {
 	open     map[string]link.Link // by the path of the pin
 	untraced map[string]error     // why a tracepoint is not attached to, by the same
 	taken    []string             // see [Datapath.TakenOver]
+	noted    []string             // what is not noted a second time
 }
 
 // attach updates the link that belongs to a pin, if isThere reports that it is in its

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -24,7 +25,8 @@ import (
 // Other is another instance of Sluice: its programs act on sockets of the cgroup root, or at devices of this network
 // namespace, and their links are not pinned below our bpf root. They look up maps that our agent does not fill.
 type Other struct {
-	// BPFRoot is where its links are pinned, empty if no bpffs that is mounted here has a pin of them.
+	// BPFRoot is where its links are pinned, empty if no bpffs that is mounted here has a pin of them. Such an instance
+	// is alive: a process holds its links, or they are pinned in a bpffs of another container or node.
 	BPFRoot string `json:"bpfRoot,omitempty"`
 	// Hooks are where it is attached, as "connect4" or "eth0 ingress".
 	Hooks []string `json:"hooks"`
@@ -36,7 +38,7 @@ type Other struct {
 func (o Other) String() string {
 	whose := "another Sluice, pinned below " + o.BPFRoot
 	if o.BPFRoot == "" {
-		whose = "another Sluice, without a pin that is found here"
+		whose = "another Sluice that runs elsewhere (no pin of it is found here)"
 	}
 	numbers := strings.Trim(fmt.Sprint(o.Links), "[]")
 
@@ -84,16 +86,15 @@ func findOthers(cgroupRoot string, isOwn func(link.ID) bool) ([]Other, error) {
 	}
 	hooks := make(map[link.ID]string)
 	err = eachLink(func(info *link.Info) bool {
-		if isOwn(info.ID) {
+		atCgroup, atDevice := info.Cgroup(), info.TCX()
+		isHere := info.Type == link.CgroupType && atCgroup != nil && atCgroup.CgroupId == cgroup
+		isDevice := info.Type == link.TCXType && atDevice != nil
+		if !isHere && !isDevice || isOwn(info.ID) || !strings.HasPrefix(programName(info.Program), programPrefix) {
 			return false
 		}
-		hook := ""
-		if at := info.Cgroup(); info.Type == link.CgroupType && at != nil && at.CgroupId == cgroup {
-			hook = sockHookAt(ebpf.AttachType(at.AttachType))
-		} else if at := info.TCX(); info.Type == link.TCXType && at != nil {
-			hook = deviceHookOf(info.ID, int(at.Ifindex))
-		}
-		if hook != "" && strings.HasPrefix(programName(info.Program), programPrefix) {
+		if isHere {
+			hooks[info.ID] = sockHookAt(ebpf.AttachType(atCgroup.AttachType))
+		} else if hook := deviceHookOf(info.ID, int(atDevice.Ifindex)); hook != "" {
 			hooks[info.ID] = hook
 		}
 
@@ -214,41 +215,65 @@ func rootsOf(hooks map[link.ID]string) (map[link.ID]string, error) {
 	return roots, nil
 }
 
-// A link that is being created cannot be opened yet: it is tried again so often, after a pause.
+// A link that is being created cannot be opened yet: it is tried again after a pause, so often for all links of a list.
 const (
 	linkTries = 200
 	linkPause = 5 * time.Millisecond
 )
 
-// eachLink calls f for every link of the kernel until f returns true.
+// eachLink calls f for every link of the kernel until f returns true. It leaves out links that end meanwhile, that stay
+// unfinished, and those about which the kernel tells nothing.
 func eachLink(f func(*link.Info) bool) error {
-	links := new(link.Iterator)
-	defer func() { links.Close() }()
-	for tries := 1; ; tries++ {
-		for links.Next() {
-			info, err := links.Link.Info()
-			if err != nil {
-				return fmt.Errorf("link %d: %w", links.ID, err)
-			}
-			if f(info) {
-				return nil
-			}
+	tries := linkTries
+	for id := link.ID(0); ; {
+		next, err := nextLink(id)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
 		}
-		err := links.Err()
-		if !errors.Is(err, unix.EAGAIN) || tries == linkTries {
-			return wrap("list links", err)
+		if err != nil {
+			return fmt.Errorf("list links: %w", err)
 		}
-		time.Sleep(linkPause)
-		links = &link.Iterator{ID: links.ID}
+		id = next
+		l, err := link.NewFromID(id)
+		for ; errors.Is(err, unix.EAGAIN) && tries > 0; tries-- {
+			time.Sleep(linkPause)
+			l, err = link.NewFromID(id)
+		}
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			return fmt.Errorf("link %d: %w", id, err) // so would be all that follow
+		}
+		if err != nil {
+			continue
+		}
+		info, err := l.Info()
+		l.Close()
+		if err == nil && f(info) {
+			return nil
+		}
 	}
+}
+
+// nextLink returns the number of the first link after id. [link.Iterator] cannot pass one that cannot be opened. The
+// error wraps [fs.ErrNotExist] behind the last one.
+func nextLink(id link.ID) (link.ID, error) {
+	attr := struct{ start, next, flags uint32 }{start: uint32(id)}
+	at := uintptr(unsafe.Pointer(&attr))
+	if _, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_LINK_GET_NEXT_ID, at, unsafe.Sizeof(attr)); errno != 0 {
+		return 0, errno
+	}
+
+	return link.ID(attr.next), nil
 }
 
 // inheritRoot moves the pins of another instance to our bpf root, if none of our own programs is in force: so a node
 // whose agent gets another --bpf-root keeps its flows, sockets and affinity. Where pins cannot be moved,
 // [Datapath.Attach] and [Datapath.AttachDevices] end the other instance. The error wraps [ErrRunning] if an
-// agent keeps it. It returns what it has moved.
+// agent keeps it and nothing of our own is in force. It returns what it has moved.
 func inheritRoot(bpfRoot, cgroupRoot string) (taken []string, err error) {
 	others, err := Others(bpfRoot, cgroupRoot)
+	if errors.Is(err, unix.EPERM) {
+		return nil, nil // loading programs says which capability is missing
+	}
 	if err != nil || len(others) == 0 {
 		return nil, err
 	}
@@ -262,10 +287,13 @@ func inheritRoot(bpfRoot, cgroupRoot string) (taken []string, err error) {
 			continue
 		}
 		lock, err := lockOther(o)
+		if inForce && errors.Is(err, ErrRunning) {
+			continue
+		}
 		if err != nil {
 			return taken, err
 		}
-		if !inForce && onSameMount(o.BPFRoot, filepath.Dir(bpfRoot)) {
+		if !inForce && onSameMount(o.BPFRoot, bpfRoot) {
 			inForce, taken = true, append(taken, fmt.Sprintf("moved to %s with all flows: %v", bpfRoot, o))
 			err = movePins(o.BPFRoot, bpfRoot)
 		}
@@ -277,20 +305,26 @@ func inheritRoot(bpfRoot, cgroupRoot string) (taken []string, err error) {
 	return taken, nil
 }
 
-// lockOther locks the maps of another instance. The error wraps [ErrRunning] if an agent keeps them.
+// lockOther locks the maps of another instance. The error wraps [ErrRunning] if an agent or a cleanup has them.
 func lockOther(o Other) (*MapsLock, error) {
 	lock, err := LockMaps(o.BPFRoot)
 	if errors.Is(err, ErrRunning) {
-		return nil, fmt.Errorf("%v: its agent is running: stop it first: %w", o, err)
+		return nil, fmt.Errorf("%v: an agent or a cleanup has it: stop it first: %w", o, err)
 	}
 
 	return lock, err
 }
 
-func onSameMount(a, b string) bool {
-	var at [2]unix.Stat_t
+// onSameMount reports whether pins can be renamed from a folder to another one, which need not exist yet. Two mounts of
+// one file system are not the same.
+func onSameMount(from, to string) bool {
+	if !isFolder(to) {
+		to = filepath.Dir(to)
+	}
+	a, errA := mountID(from)
+	b, errB := mountID(to)
 
-	return errors.Join(unix.Stat(a, &at[0]), unix.Stat(b, &at[1])) == nil && at[0].Dev == at[1].Dev
+	return errors.Join(errA, errB) == nil && a == b
 }
 
 // movePins moves the folders of maps, programs and links, each in one step and the links last. One of the same name
@@ -315,28 +349,37 @@ func movePins(from, to string) error {
 }
 
 // endOthers detaches the programs of other instances from the hooks that match, and removes the pins of those that have
-// none left. The error wraps [ErrRunning] if an agent keeps one.
-func (d *Datapath) endOthers(matches func(link.Type) bool) error {
+// none left. What it cannot end is noted, and no error: our own programs are attached all the same, and
+// [Datapath.Verify] reports whether they are in charge.
+func (d *Datapath) endOthers(matches func(link.Type) bool) {
 	others, err := d.Others()
+	if err != nil {
+		d.links.noteOnce(fmt.Sprintf("whether another Sluice is attached is not known: %v", err))
+	}
+	for _, o := range others {
+		err := d.endOther(o, matches)
+		switch {
+		case o.BPFRoot == "":
+			d.links.noteOnce("left attached: " + o.String())
+		case errors.Is(err, ErrRunning):
+			d.links.noteOnce(fmt.Sprintf("not ended: %v: an agent or a cleanup has it", o))
+		case err != nil:
+			d.links.noteOnce(fmt.Sprintf("not ended: %v: %v", o, err))
+		}
+	}
+}
+
+// endOther is endOthers for one. One without a pin is alive, so it is left alone. The error wraps [ErrRunning] if an
+// agent keeps it.
+func (d *Datapath) endOther(o Other, matches func(link.Type) bool) (err error) {
+	if o.BPFRoot == "" {
+		return nil
+	}
+	lock, err := lockOther(o)
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, o := range others {
-		errs = append(errs, d.endOther(o, matches))
-	}
-
-	return errors.Join(errs...)
-}
-
-func (d *Datapath) endOther(o Other, matches func(link.Type) bool) (err error) {
-	if o.BPFRoot != "" {
-		lock, err := lockOther(o)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, lock.Release()) }()
-	}
+	defer func() { err = errors.Join(err, lock.Release()) }()
 	left, ended := 0, 0
 	// From the last that was attached to the first: hooks of requests before those that translate their answers.
 	for _, id := range slices.Backward(o.Links) {
@@ -361,7 +404,7 @@ func (d *Datapath) endOther(o Other, matches func(link.Type) bool) (err error) {
 	if ended > 0 {
 		d.links.noteTaken("detached " + o.String() + "; connections that it translated at devices end")
 	}
-	if left == 0 && o.BPFRoot != "" {
+	if left == 0 {
 		err = removeRoot(o.BPFRoot)
 	}
 
@@ -375,8 +418,17 @@ func (ls *links) noteTaken(text string) {
 	ls.taken = append(ls.taken, text)
 }
 
-// TakenOver returns a sentence for each other instance whose pins were moved, or whose programs were detached, since the
-// last call. Any goroutine may call it.
+// noteOnce is noteTaken for a text that is not noted a second time.
+func (ls *links) noteOnce(text string) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if !slices.Contains(ls.noted, text) {
+		ls.noted, ls.taken = append(ls.noted, text), append(ls.taken, text)
+	}
+}
+
+// TakenOver returns a sentence for each other instance whose pins were moved, whose programs were detached, or that
+// stays attached, since the last call. Any goroutine may call it.
 func (d *Datapath) TakenOver() []string {
 	d.links.mu.Lock()
 	defer d.links.mu.Unlock()
@@ -389,7 +441,7 @@ func (d *Datapath) TakenOver() []string {
 // reportTakenOver logs and records what [Datapath.TakenOver] returns.
 func (d *Datapath) reportTakenOver(log *slog.Logger, record func(Event)) {
 	for _, text := range d.TakenOver() {
-		log.Warn("another Sluice was in charge here", "takenOver", text)
+		log.Warn("another Sluice acts on this node, or did", "takenOver", text)
 		record(Event{OtherTakenOver, text})
 	}
 }

@@ -94,8 +94,14 @@ func TestAnotherInstanceIsInCharge(t *testing.T) {
 
 	lock, err := LockMaps(w.cfg.BPFRoot)
 	lab.Must(t, err)
-	if err := ours.Attach(); !errors.Is(err, ErrRunning) || !strings.Contains(err.Error(), w.cfg.BPFRoot) {
-		t.Errorf("beside an agent, attaching: %v, want %v", err, ErrRunning)
+	if _, err := Open(w.elsewhere(t)); !errors.Is(err, ErrRunning) {
+		t.Errorf("a third instance beside an agent: %v, want %v", err, ErrRunning)
+	}
+	for range 2 {
+		lab.Must(t, ours.Attach())
+	}
+	if noted := ours.TakenOver(); len(noted) != 1 || !strings.HasPrefix(noted[0], "not ended: ") || !strings.Contains(noted[0], w.cfg.BPFRoot) {
+		t.Errorf("beside an agent, attaching notes %q, want once that those below %s are not ended", noted, w.cfg.BPFRoot)
 	}
 	next := world{Datapath: ours, cfg: ours.cfg}
 	next.addProbe(t)
@@ -106,8 +112,8 @@ func TestAnotherInstanceIsInCharge(t *testing.T) {
 	if err != nil || len(others) != 1 || others[0].BPFRoot != w.cfg.BPFRoot || !slices.Contains(others[0].Hooks, "connect4") {
 		t.Errorf("others are %v, %v, want those below %s", others, err, w.cfg.BPFRoot)
 	}
-	if _, err := Open(w.elsewhere(t)); !errors.Is(err, ErrRunning) {
-		t.Errorf("a third instance beside an agent: %v, want %v", err, ErrRunning)
+	if taken, err := inheritRoot(ours.cfg.BPFRoot, ours.cfg.CgroupRoot); err != nil || len(taken) > 0 {
+		t.Errorf("beside an agent, with programs of its own in force, an agent takes over %q: %v", taken, err)
 	}
 
 	lab.Must(t, lock.Release())
@@ -121,21 +127,28 @@ func TestAnotherInstanceIsInCharge(t *testing.T) {
 	}
 }
 
-// Links of another instance without pins are found and detached as well.
+// Another instance whose pins are not found here is alive: a process holds its links, or a bpffs of another container has
+// their pins. It is found, told once, and left attached.
 func TestAnotherInstanceWithoutPins(t *testing.T) {
 	w := newWebWorld(t)
 	lab.Must(t, os.RemoveAll(linkDir(w.cfg.BPFRoot))) // its links stay open
 	next := world{cfg: w.elsewhere(t), node: w.node}
 	next.Datapath = next.mustOpen(t, next.cfg)
+	for range 2 {
+		next.mustAttach(t)
+	}
 	if others, err := next.Others(); err != nil || len(others) != 1 || others[0].BPFRoot != "" {
 		t.Errorf("others are %v, %v, want those without pins", others, err)
 	}
-	next.mustAttach(t)
-	next.addProbe(t)
-	mustBeInCharge(t, next.Datapath)
+	if n := len(effective(t, w.cfg.CgroupRoot, ebpf.AttachCGroupInet4Connect)); n != 2 {
+		t.Errorf("%d programs at connect4, want the other one and ours", n)
+	}
+	if noted := next.TakenOver(); len(noted) != 1 || !strings.HasPrefix(noted[0], "left attached: ") {
+		t.Errorf("noted is %q, want once what is left attached", noted)
+	}
 }
 
-// The same at a device: the programs of another instance are detached there, and those at a device of another network
+// At a device, the programs of another instance are detached as well, and those at a device of another network
 // namespace, which may have the same number, are not.
 func TestAnotherInstanceAtDevices(t *testing.T) {
 	p := newPort(t, TCX)

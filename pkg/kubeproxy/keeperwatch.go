@@ -16,8 +16,8 @@ import (
 // keeperInterval is how often [WatchKeeper] looks, beside when the kernel reports a change.
 const keeperInterval = 30 * time.Second
 
-// WatchKeeper puts the table back when another program takes it, as `nft flush ruleset` does, as long as connections need
-// it, and logs that. It returns when ctx ends, and at once where the kernel has no nftables.
+// WatchKeeper puts the table back when another program takes it, as `nft flush ruleset` does, as long as connections
+// need it, and logs that. It returns when ctx ends, and at once where the kernel has no nftables.
 func WatchKeeper(ctx context.Context, log *slog.Logger) error {
 	return watchKeeper(ctx, log, keeperInterval)
 }
@@ -97,8 +97,8 @@ func putKeeperBack(conn *nftables.Conn, was bool, log *slog.Logger) (is bool, er
 	if err := addKeeper(conn); err != nil {
 		return true, err
 	}
-	log.Warn("another program has removed the table of nftables that keeps connections of kube-proxy's rules alive; it is put back",
-		"table", "inet "+KeeperTable, "connections", open)
+	log.Warn("another program has removed the table of nftables that keeps connections of kube-proxy's rules alive; "+
+		"it is put back", "table", "inet "+KeeperTable, "connections", open)
 
 	return true, nil
 }
