@@ -14,8 +14,13 @@ type places struct {
 	what  string     // the map
 	limit func() int // how many places there can be
 	next  uint32     // from here on no place was ever allocated
-	free  []uint32   // given back; the first is allocated next
+	free  []uint32   // given back, and some that are not free any more, see void; the first is allocated next
 	used  int
+
+	// void counts the entries of free that are none any more, because the place was reclaimed: its first ones. To remove
+	// each at once would take too long when many backends come back. voids is the sum.
+	void  map[uint32]int
+	voids int
 
 	// generations are those of the places, where ids are made of them; see id.
 	generations []uint8
@@ -36,10 +41,9 @@ const maxBusy = 64
 // take allocates a place. The error wraps [maps.ErrFull] if none is free.
 func (p *places) take() (uint32, error) {
 	grows := int(p.next) < min(p.limit(), 1<<maps.IndexBits)
-	if len(p.free) > p.spare || !grows {
-		for range min(len(p.free), maxBusy) {
-			place := p.free[0]
-			p.free = p.free[1:]
+	if free := len(p.free) - p.voids; free > p.spare || !grows {
+		for range min(free, maxBusy) {
+			place := p.first()
 			if p.busy == nil || !p.busy(place) {
 				p.used++
 
@@ -55,6 +59,30 @@ func (p *places) take() (uint32, error) {
 	p.used++
 
 	return p.next - 1, nil
+}
+
+// first removes the first free place from the list. There must be one.
+func (p *places) first() uint32 {
+	for {
+		place := p.free[0]
+		p.free = p.free[1:]
+		if !p.isVoid(place) {
+			return place
+		}
+	}
+}
+
+// isVoid reports whether the next entry of free for a place is void, and counts it as removed then.
+func (p *places) isVoid(place uint32) bool {
+	if p.void[place] == 0 {
+		return false
+	}
+	p.voids--
+	if p.void[place]--; p.void[place] == 0 {
+		delete(p.void, place)
+	}
+
+	return true
 }
 
 // untake frees a place to which nothing was written.
@@ -79,7 +107,13 @@ func (p *places) give(given ...uint32) {
 // reclaim allocates the free place of an id again, for the same id.
 func (p *places) reclaim(id uint32) {
 	place := maps.Index(id)
-	p.free = slices.DeleteFunc(p.free, func(free uint32) bool { return free == place })
+	if p.void == nil {
+		p.void = make(map[uint32]int)
+	}
+	p.void[place]++
+	if p.voids++; p.voids > len(p.free)/2 {
+		p.free = slices.DeleteFunc(p.free, p.isVoid) // so that the list is not longer than twice the free places
+	}
 	p.used++
 	p.setGeneration(place, uint8(maps.Generation(id)))
 }

@@ -511,6 +511,44 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// Places that are reclaimed in any order are not allocated twice, and places that come and go leave nothing behind.
+func TestReclaimedPlaces(t *testing.T) {
+	const n = 100_000
+	p := places{what: "things", limit: func() int { return n + 1 }, next: 1, generations: []uint8{0}}
+	ids := make([]uint32, n)
+	for i := range ids {
+		place, err := p.take()
+		lab.Must(t, err)
+		ids[i] = p.id(place)
+	}
+	for _, id := range ids {
+		p.give(maps.Index(id))
+	}
+	for _, id := range slices.Backward(ids[1:]) {
+		p.reclaim(id)
+	}
+	for range 1000 {
+		p.give(maps.Index(ids[1]))
+		p.reclaim(ids[1])
+	}
+	p.give(maps.Index(ids[2]))
+	if place, err := p.take(); place != maps.Index(ids[0]) || err != nil {
+		t.Errorf("took %d, %v, want the first that is free, %d", place, err, maps.Index(ids[0]))
+	}
+	if id := p.id(maps.Index(ids[1])); id != ids[1] {
+		t.Errorf("the reclaimed id is %d, want %d", id, ids[1])
+	}
+	if place, err := p.take(); place != maps.Index(ids[2]) || err != nil {
+		t.Errorf("took %d, %v, want %d, which was given back again", place, err, maps.Index(ids[2]))
+	}
+	if _, err := p.take(); !errors.Is(err, maps.ErrFull) || p.used != n {
+		t.Errorf("with %d of %d in use: %v, want %v", p.used, n, err, maps.ErrFull)
+	}
+	if len(p.free) > 2 || p.voids != 0 && len(p.free) == 0 {
+		t.Errorf("%d entries are left, %d of them void", len(p.free), p.voids)
+	}
+}
+
 // A new agent does not assign an id to another backend.
 func TestGenerationsOutliveTheAgent(t *testing.T) {
 	fakes := maps.NewFakes(1000)
