@@ -73,6 +73,22 @@ func TestSilenceOfARefusedWatch(t *testing.T) {
 	lab.Eventually(t, "the watch hears again", func() bool { return w.Silence()["services"] < 100*time.Millisecond })
 }
 
+// An optional resource that the credentials may not read is none of which nothing is heard. Others are.
+func TestSilenceOfAForbiddenWatch(t *testing.T) {
+	api, sink := newSecureAPI(t), newRecorder()
+	api.denied["servicecidrs"], api.denied["nodes"] = true, true
+	w := mustWatch(t, api.config(t, sink))
+	mustClose(t, "Synced", w.Synced())
+	lab.Eventually(t, "an optional resource that is forbidden is missing", func() bool {
+		return slices.Equal(resourcesOf(w.Silence()), []string{"endpointslices", "nodes", "services"})
+	})
+	mustReport(t, sink, "servicecidrs", true)
+	time.Sleep(100 * time.Millisecond) // ten times the backoff
+	if n := len(api.asked("servicecidrs")); n != 2 {
+		t.Errorf("asked %d times, want once for a stream and once for a list", n)
+	}
+}
+
 // Without HTTP/2 there are no pings. A watch that hears nothing for too long begins again where it was.
 func TestSilentWatchBeginsAgain(t *testing.T) {
 	api, sink := newFakeAPI(t), newRecorder()

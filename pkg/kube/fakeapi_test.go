@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -27,6 +28,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
@@ -53,6 +55,7 @@ type fakeAPI struct {
 	streams  bool            // whether it supports sendInitialEvents
 	protobuf bool            // watches are answered with protobuf and not with JSON
 	absent   map[string]bool // resources that it does not have
+	denied   map[string]bool // resources that must not be read
 	held     map[string]bool // resources whose lists are never answered
 	failures int             // requests yet to be answered 503
 }
@@ -84,6 +87,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 		objects: map[string]map[string]apiObject{"services": {}, "endpointslices": {}, "nodes": {}, "servicecidrs": {}, "pods": {}, "namespaces": {}},
 		watches: map[chan apiEvent]string{},
 		absent:  map[string]bool{},
+		denied:  map[string]bool{},
 		held:    map[string]bool{},
 	}
 	f.server = httptest.NewServer(f)
@@ -219,7 +223,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource, query := path.Base(r.URL.Path), r.URL.Query()
 	f.mu.Lock()
 	f.requests = append(f.requests, request{resource, query})
-	fails, absent, held := f.failures > 0, f.absent[resource], f.held[resource]
+	fails, absent, denied, held := f.failures > 0, f.absent[resource], f.denied[resource], f.held[resource]
 	if fails {
 		f.failures--
 	}
@@ -229,6 +233,8 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, apierrors.NewServiceUnavailable("not now"))
 	case absent:
 		http.NotFound(w, r)
+	case denied:
+		refuse(w, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no rule")))
 	case held:
 		<-r.Context().Done()
 	case query.Get("watch") == "":

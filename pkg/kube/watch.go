@@ -111,7 +111,7 @@ func (w *Watcher) NodeSynced() <-chan struct{} { return w.nodeSynced }
 func (w *Watcher) PodsSynced() <-chan struct{} { return w.podsSynced }
 
 // Silence returns for how long the watch of each resource has heard nothing: no event, no bookmark, and no answer to a
-// ping of its connection. It lacks resources that the API server does not have. Any goroutine may call it.
+// ping of its connection. It lacks optional resources that the API server does not have or forbids. Any goroutine may call it.
 func (w *Watcher) Silence() map[string]time.Duration {
 	silence := map[string]time.Duration{}
 	for _, r := range w.resources {
@@ -197,7 +197,9 @@ func (w *Watcher) follow(ctx context.Context, r *resource) {
 			r.selects(&options)
 			list, err := r.list(ctx, options)
 			w.report(ctx, r, err)
-			if r.optional && apierrors.IsNotFound(err) {
+			// An authorizer answers before it is known whether the API server has the resource, and kube-proxy's own
+			// credentials may not list ServiceCIDRs.
+			if r.optional && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)) {
 				r.hearing.stop(time.Time{})
 				sleep(ctx, absentRetry)
 			}
@@ -248,8 +250,8 @@ func (w *Watcher) report(ctx context.Context, r *resource, err error) {
 	}
 }
 
-// absentRetry is the time between requests to an API server that does not have a resource.
-// It is long because only an upgrade adds the resource.
+// absentRetry is the time between requests to an API server that does not have an optional resource, or does not let us
+// read it. It is long because only an upgrade or an administrator changes that.
 const absentRetry = 10 * time.Minute
 
 // resource is one kind of objects, the requests for them, and the outcome of the last one.
@@ -262,7 +264,7 @@ type resource struct {
 	part     chan struct{} // of the Watcher, closed when all resources of it have been reported; nil: it is of none
 	synced   chan struct{} // closed when all objects have been reported once
 	hearing  hearing
-	optional bool   // an API server may not have it
+	optional bool   // an API server may not have it, or forbid it
 	failure  string // the error of the last request, empty if it succeeded
 }
 
