@@ -98,11 +98,14 @@ func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 	return errors.Join(releaseKeeper(cmd.Context(), cmd.OutOrStdout(), 0), listOthers(cmd.OutOrStdout(), where))
 }
 
-// listOthers prints which other instances of Sluice act on this node, and returns an error if there are some.
+// listOthers prints which other instances of Sluice act on this node, and returns an error if there are some. Where no
+// cgroup2 is visible that is not known, and what the cleanup is for is done all the same.
 func listOthers(out io.Writer, where *places) error {
 	cgroupRoot, err := where.cgroup()
 	if err != nil {
-		return fmt.Errorf("whether another Sluice is attached is not known: %w", err)
+		fmt.Fprintf(out, "warning: whether another Sluice is attached is not known: %v\n", err)
+
+		return nil
 	}
 	others, err := datapath.Others(where.bpfRoot, cgroupRoot)
 	if err != nil {

@@ -74,7 +74,7 @@ var ErrNotProbed = errors.New("hooks could not be tried")
 // has failed. It wraps [ErrNotProbed].
 var ErrSlow = fmt.Errorf("%w: the trial takes too long", ErrNotProbed)
 
-// probeTimeout is the timeout of that process, and dialTimeout that of each of its two
+// probeTimeout is the timeout of that process, and dialTimeout that of each of its
 // sockets: if the kernel routes loopback addresses (route_localnet, which kube-proxy
 // in iptables mode leaves behind), no answer comes.
 const (
