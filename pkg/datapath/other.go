@@ -257,8 +257,8 @@ func eachLink(f func(*link.Info) bool) error {
 // error wraps [fs.ErrNotExist] behind the last one.
 func nextLink(id link.ID) (link.ID, error) {
 	attr := struct{ start, next, flags uint32 }{start: uint32(id)}
-	at := uintptr(unsafe.Pointer(&attr))
-	if _, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_LINK_GET_NEXT_ID, at, unsafe.Sizeof(attr)); errno != 0 {
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_LINK_GET_NEXT_ID, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 {
 		return 0, errno
 	}
 
