@@ -76,9 +76,10 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	s.SetEndpoints(t, "web", scene.ReadyAll(after)...)
 	mustReachAfterOutage(t, guest.To("tcp", clusterIP), after.Name)
 	scene.MustReach(t, outside.To("tcp", nodePort), after.Name)
-	if status, err := s.Agent.Status(); err != nil || !status.Well() {
-		t.Errorf("all is not well: %+v, %v", status, err)
-	}
+	lab.EventuallyIn(t, watchRetry, "all is well", func() bool {
+		status, err := s.Agent.Status()
+		return err == nil && status.Well()
+	})
 }
 
 // detachLink detaches a pinned link, as another program might.

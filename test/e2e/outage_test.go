@@ -89,7 +89,7 @@ func TestCutOff(t *testing.T) {
 		return !mentions(mustDump(t, pinned), s.Namespace+"/gone") && len(backendIDs(t, pinned, leaves)) == 0
 	})
 	s.mustMeasure(t, `sluice_objects_gone_total{kind="Service"}`, spares+1)
-	lab.Eventually(t, "the agent says that its Node is not listed", func() bool {
+	lab.EventuallyIn(t, watchRetry, "the agent says that its Node is not listed", func() bool {
 		status, err := s.Agent.Status()
 		return err == nil && slices.ContainsFunc(status.Problems, func(p lb.Problem) bool {
 			return p.Object == "Node "+s.NodeName(self) && strings.Contains(p.Message, "does not list it")
@@ -108,6 +108,10 @@ func TestCutOff(t *testing.T) {
 	s.CreateNode(t, self)
 	mustBeEligible(200, "true")
 }
+
+// watchRetry limits waits for all watches after an outage: each has a pause of its own before it tries again, of a minute
+// at most.
+const watchRetry = 90 * time.Second
 
 // mustReachAfterOutage is [scene.MustReach] with a longer timeout: an agent does not ask
 // a broken API server all the time.
