@@ -120,6 +120,7 @@ func (a *agent) loop(ctx context.Context) error {
 	a.proxy.Started()
 	services, self, pods := a.source.Synced(), a.source.NodeSynced(), a.source.PodsSynced()
 	var nodeTimeout <-chan time.Time
+	waited := false // long enough for the Node
 
 	round := func() {
 		a.proxy.Taken()
@@ -156,7 +157,7 @@ func (a *agent) loop(ctx context.Context) error {
 			pods = nil
 			a.queue.Enqueue(func(m *model) { m.optOuts.Received() })
 		case <-nodeTimeout:
-			self = nil
+			waited = true
 			a.queue.Enqueue(func(m *model) { m.here.StopWaiting() })
 		case <-due.C:
 			act = a.retry
@@ -166,7 +167,7 @@ func (a *agent) loop(ctx context.Context) error {
 			act = a.reportImpaired
 		case <-retired.C: // a grace period may begin
 		}
-		known := services == nil && self == nil
+		known := services == nil && (self == nil || waited)
 		if err := a.queue.InTurn(func() error { return a.step(act, round, known) }); err != nil {
 			return err
 		}

@@ -106,7 +106,10 @@ func (o *Offline) Work() {
 
 		return
 	}
-	o.agent.queue.Enqueue(func(m *model) { m.here.StopWaiting() }) // the Node is complete
+	o.agent.queue.Enqueue(func(m *model) {
+		m.here.ObjectReceived()
+		m.here.StopWaiting() // the Node is complete
+	})
 	o.agent.processQueue()
 	o.agent.takeOver()
 }

@@ -203,6 +203,7 @@ func checkConfiguration(n Node) []Finding {
 		if api.SelfStatus == http.StatusOK {
 			model.SetObject(api.SelfIPs, api.SelfPodCIDRs, true)
 		}
+		model.ObjectReceived()
 		model.StopWaiting()
 		problems, _ = model.NewUnmet()
 	}

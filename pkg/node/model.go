@@ -35,6 +35,7 @@ type ModelConfig struct {
 type Model struct {
 	cfg ModelConfig
 
+	received bool           // whether the Node object exists is known
 	exists   bool           // the Node object does
 	existed  bool           // it does, or did
 	ips      []netip.Addr   // its own, at most one a family
@@ -57,7 +58,7 @@ func NewModel(cfg ModelConfig) *Model {
 // Those that it had stay in force if it has none any more: if it is gone, or loses them for a moment,
 // node ports must not open on every address, and its pods must not count as external clients.
 func (m *Model) SetObject(ips []netip.Addr, podCIDRs []netip.Prefix, exists bool) {
-	m.exists, m.existed = exists, m.existed || exists
+	m.received, m.exists, m.existed = m.received || exists, exists, m.existed || exists
 	m.ips = withOtherFamilies(ips, m.ips)
 	m.addrsChanged, m.unmetChanged = true, true
 	if len(podCIDRs) > 0 && !slices.Equal(podCIDRs, m.podCIDRs) {
@@ -65,8 +66,10 @@ func (m *Model) SetObject(ips []netip.Addr, podCIDRs []netip.Prefix, exists bool
 	}
 }
 
-// ObjectReceived stops waiting for the Node object if the cluster has none of this name.
+// ObjectReceived stops waiting for the Node object if the cluster has none of this name: it is known now whether it
+// has.
 func (m *Model) ObjectReceived() {
+	m.received, m.unmetChanged = true, true
 	if !m.exists {
 		m.StopWaiting()
 	}

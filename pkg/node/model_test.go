@@ -213,6 +213,20 @@ func TestCheckAddrs(t *testing.T) {
 }
 
 // The configured address takes the place of the Node's, whatever the Node has.
+// As long as Nodes cannot be listed, it is not known whether the cluster has one of this name.
+func TestNodeThatIsNotKnown(t *testing.T) {
+	m := NewModel(ModelConfig{NodeName: "node-1"})
+	m.SetState(State{Addresses: []Address{}})
+	m.StopWaiting()
+	if problems, _ := m.NewUnmet(); len(problems) > 0 {
+		t.Errorf("before Nodes are listed: %v", problems)
+	}
+	m.ObjectReceived()
+	if problems, _ := m.NewUnmet(); len(problems) != 1 || problems[0].Field != "hostnameOverride" {
+		t.Errorf("after Nodes are listed: %v, want one of hostnameOverride", problems)
+	}
+}
+
 func TestNodeIP(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("fd00::1")
 	other4, other6 := netip.MustParseAddr("10.1.1.9"), netip.MustParseAddr("fd00::9")

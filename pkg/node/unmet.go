@@ -31,7 +31,7 @@ func (m *Model) unmetNode() []lb.Problem {
 			Object: m.nodeObject(), Field: "status.addresses", Message: "it has no InternalIP and no ExternalIP, so node ports answer at every address of this node",
 			Remedy: "Let the kubelet or the cloud's controller set them, or set bindAddress (--bind-address)", Effect: lb.Degraded,
 		}}
-	case m.exists || m.cfg.NodeOptional:
+	case m.exists || m.cfg.NodeOptional || !m.received: // until it is received, the API server's silence is what is told
 		return nil
 	case m.existed:
 		return []lb.Problem{{

@@ -116,6 +116,7 @@ func TestDowngradeThatFails(t *testing.T) {
 	lab.Must(t, err)
 	again, err := pinned.Clone()
 	lab.Must(t, err)
+	t.Cleanup(func() { _ = os.Remove(blocker) }) // if the test ends early
 	lab.Must(t, again.Pin(blocker), again.Close(), pinned.Close())
 	s.Agent.SetBinary(other)
 	lab.Must(t, s.Agent.Start())
