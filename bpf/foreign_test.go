@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// First packets whose source is not behind the device by which they come: a gateway forwards them, or somebody
+// First packets whose source is not behind the device by which they come: a gateway forwards them, or a pod
 // has forged them.
 
 // victims are sources that are not behind a device at which their packets come.
@@ -156,7 +156,7 @@ func TestFlowYieldsToADirectExchange(t *testing.T) {
 }
 
 // A device below another one, as below that of a VLAN, translates a datagram, and the other one sees what it became: its
-// flow stays. A datagram of somebody who is not behind the device ends no flow either.
+// flow stays. A datagram whose sender is not behind the device ends no flow either.
 func TestFlowOutlivesItsOwnDatagrams(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
 		c := begin(t, w, p, layers.IPProtocolUDP, hostPod)
@@ -185,7 +185,7 @@ func TestForeignFlowAvoidsNetfilter(t *testing.T) {
 	}
 }
 
-// What becomes of a foreign flow shows nothing of its backend.
+// The outcome of a foreign flow shows nothing of its backend.
 func TestForeignFlowIsNoEvidence(t *testing.T) {
 	each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
 		const source = "8.0.2.11:40000"
@@ -206,7 +206,7 @@ func TestForeignFlowIsNoEvidence(t *testing.T) {
 }
 
 // What a half-open flow of a source that is where it should be translates is that flow's own. Another connection
-// of the same tuple passes: somebody in the same network may have forged the first packet.
+// of the same tuple passes: another host of the same network may have forged the first packet.
 func TestHalfOpenFlowTranslatesItsAnswers(t *testing.T) {
 	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolSCTP} {
 		each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {

@@ -100,8 +100,8 @@ static __always_inline __u8 class_flag(enum device_class class)
 
 /*
  * is_foreign reports whether the first packet of a flow had a source that is not behind the device by which it
- * came: see is_behind_device. A gateway forwards such packets, and everybody can forge them. So the flow holds
- * nothing that may be somebody else's: the backend sees another port of the source, the first packet of a client
+ * came: see is_behind_device. A gateway forwards such packets, and pods can forge them. So the flow holds
+ * nothing that may be another host's: the backend sees another port of the source, the first packet of a client
  * that is behind its device replaces the flow, and how the backend answers is no evidence of its health.
  */
 static __always_inline bool is_foreign(const struct flow *f)

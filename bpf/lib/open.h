@@ -302,10 +302,10 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 }
 
 /*
- * is_nobodys reports whether no host can send packets from an address: it is unspecified, or that of a group,
+ * has_no_host reports whether no host can send packets from an address: it is unspecified, or that of a group,
  * of all hosts, or loopback. The stack drops such packets, unless they are turned around.
  */
-static __always_inline bool is_nobodys(const struct addr *a)
+static __always_inline bool has_no_host(const struct addr *a)
 {
 	__u32 v4 = bpf_ntohl(a->words[3]);
 
@@ -317,7 +317,7 @@ static __always_inline bool is_nobodys(const struct addr *a)
 }
 
 /*
- * is_no_client reports whether the source of a first packet is none of a client: it is nobody's, or only
+ * is_no_client reports whether the source of a first packet is none of a client: no host has it, or only
  * Services have it. A Service answers as that of its clients, and not on its own, and two of them would answer each
  * other without end. An external address may be a host's as well, as a load balancer's, or that by which pods leave
  * the cluster: what comes from it is a client's but for datagrams from a Service's port. And all of a ClusterIP that
@@ -333,7 +333,7 @@ static __always_inline bool is_no_client(const struct flow_key *came)
 	};
 	__u32 flags;
 
-	if (is_nobodys(&came->src))
+	if (has_no_host(&came->src))
 		return true;
 	flags = may_be_ours(addr_hash(&came->src)) ? addr_flags(&came->src) : 0;
 	if (!(flags & ADDR_SERVICE) || flags & ADDR_NODE)
@@ -500,7 +500,7 @@ static __always_inline void make_direct(struct packet *pkt)
 /*
  * yield_to_datagram handles a datagram to no frontend, of a sender that is behind the device: it ends a flow that
  * would translate the answer, which is that of the sender's own exchange. A socket of a pod may have the port of an
- * earlier one that had no socket hook, and a foreign flow that of somebody else. No other flow yields: the datagram
+ * earlier one that had no socket hook, and a foreign flow that of another host. No other flow yields: the datagram
  * may be its own, which a device below this one, such as that of a VLAN, has translated. It is global, so that the
  * verifier walks it once.
  */

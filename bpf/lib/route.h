@@ -173,8 +173,8 @@ static __always_inline void find_back(struct __sk_buff *ctx, struct packet *pkt,
 /*
  * is_behind_device reports whether the source of a first packet is behind the device by which the packet has
  * come: after find_back, answers would leave by that device. Several uplinks may lead to the same hosts. A
- * route that the kernel does not return may be the right one. Any other source may belong to somebody
- * else than the sender: see FLOW_OF_NODE in flow_types.h.
+ * route that the kernel does not return may be the right one. Any other source may belong to another
+ * host than the sender: see FLOW_OF_NODE in flow_types.h.
  */
 static __always_inline bool is_behind_device(struct __sk_buff *ctx, const struct packet *pkt)
 {

@@ -513,7 +513,7 @@ __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
  * reserve_own_port reserves the replies to the flow of the packet with the client's own port. See
  * reserve. A backend that connects from the very port on which it answers needs another one,
  * because the stack could not tell requests and replies apart. So does a foreign flow: what the backend
- * sends to that port may be for somebody else.
+ * sends to that port may be for another host.
  */
 static __always_inline int reserve_own_port(struct __sk_buff *ctx, const struct flow *f)
 {

@@ -293,26 +293,7 @@ func TestNodeLocalDNSCache(t *testing.T) {
 	}
 	w.start(t)
 
-	resolve := func(t *testing.T, want string) {
-		t.Helper()
-		for _, client := range []struct {
-			name   string
-			ns     *lab.Namespace
-			cgroup *lab.Cgroup
-		}{
-			{"a pod", node.Pods[0].Namespace, w.cgroups[0]},
-			{"a pod without socket hooks", node.Pods[1].Namespace, nil},
-			{"the node", node.Namespace, w.cgroups[0]},
-		} {
-			for _, vip := range vips {
-				for _, network := range networks {
-					if got := resolved(t, client.ns, client.cgroup, network, netip.AddrPortFrom(vip, 53)); got != want {
-						t.Errorf("%s, by %s to %s: %s, want %s", client.name, network, vip, got, want)
-					}
-				}
-			}
-		}
-	}
+	resolve := func(t *testing.T, want string) { w.wantAnswers(t, vips, 53, want) }
 	t.Run("the Service answers without a cache", func(t *testing.T) { resolve(t, byUpstream) })
 	var stops []func()
 	for _, vip := range vips {
@@ -365,25 +346,33 @@ func TestUserAtClusterIP(t *testing.T) {
 			for _, vip := range vips {
 				defer mustServeDNSAs(t, test.user, node.Namespace, netip.AddrPortFrom(vip, test.port), byCache)()
 			}
-			for _, client := range []struct {
-				name   string
-				ns     *lab.Namespace
-				cgroup *lab.Cgroup
-			}{
-				{"a pod", node.Pods[0].Namespace, w.cgroups[0]},
-				{"a pod without socket hooks", node.Pods[1].Namespace, nil},
-				{"the node", node.Namespace, w.cgroups[0]},
-			} {
-				for _, vip := range vips {
-					for _, network := range networks {
-						at := netip.AddrPortFrom(vip, test.port)
-						if got := resolved(t, client.ns, client.cgroup, network, at); got != test.want {
-							t.Errorf("%s, by %s to %s: %s, want %s", client.name, network, at, got, test.want)
-						}
-					}
+			w.wantAnswers(t, vips, test.port, test.want)
+		})
+	}
+}
+
+// wantAnswers checks that at a port of ClusterIPs of node-1 each kind of its clients gets the address that a server gives
+// to the name.
+func (w *world) wantAnswers(t *testing.T, vips []netip.Addr, port uint16, want string) {
+	t.Helper()
+	node := w.Nodes[0]
+	for _, client := range []struct {
+		name   string
+		ns     *lab.Namespace
+		cgroup *lab.Cgroup
+	}{
+		{"a pod", node.Pods[0].Namespace, w.cgroups[0]},
+		{"a pod without socket hooks", node.Pods[1].Namespace, nil},
+		{"the node", node.Namespace, w.cgroups[0]},
+	} {
+		for _, vip := range vips {
+			for _, network := range networks {
+				at := netip.AddrPortFrom(vip, port)
+				if got := resolved(t, client.ns, client.cgroup, network, at); got != want {
+					t.Errorf("%s, by %s to %s: %s, want %s", client.name, network, at, got, want)
 				}
 			}
-		})
+		}
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// Each file of testdata/corpus has objects as software that is widely used brings them, or as somebody had who asked
+// Each file of testdata/corpus has objects as software that is widely used brings them, or as users had who asked
 // about them, and what verbs say on node-1:
 //
 //	manifests.yaml  the Services and their EndpointSlices, in a namespace of their own
