@@ -36,7 +36,7 @@ func exitCode(err error) int {
 	return 1
 }
 
-// notRun is the error of a doctor that could not look at the node.
+// notRun is the error of a doctor that could not look at the node, or not at all of it.
 func notRun(err error) error { return exitError{err, 2} }
 
 // Of the agent's flags, the doctor does not take those that make the agent do something else than
@@ -57,7 +57,8 @@ func newDoctor(where *places) *cobra.Command {
 		Short: "Find out whether Sluice can run on this node, and what stands in its way",
 		Long: "Find out whether Sluice can run on this node, and what stands in its way. It needs no agent, and changes nothing.\n\n" +
 			"It accepts the flags of 'sluice agent', so that it looks at what the agent would use; those that matter are below.\n" +
-			"The exit code is 0 if all is well or there are only warnings, 1 if there is a problem, and 2 if it could not look.",
+			"The exit code is 0 if all is well or there are only warnings, 1 if there is a problem, and 2 if there is none as far as\n" +
+			"it could look, which was not everywhere.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
 				return notRun(err)
@@ -77,6 +78,9 @@ func newDoctor(where *places) *cobra.Command {
 			}
 			if report.Problems > 0 {
 				return errSick
+			}
+			if report.Unseen > 0 {
+				return notRun(fmt.Errorf("%d checks could not be made, see above", report.Unseen))
 			}
 
 			return nil

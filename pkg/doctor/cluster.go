@@ -217,13 +217,25 @@ func checkConfiguration(n Node) []Finding {
 		return found
 	}
 
+	if name := n.Config.Model.NodeName; n.Agent.Err != nil && name != "" && n.APIServer.Value.SelfStatus != http.StatusOK {
+		why, remedy := fmt.Sprintf("this client may not read it (status %d)", n.APIServer.Value.SelfStatus), "Give the kubeconfig of the agent, which may."
+		switch {
+		case errors.Is(n.APIServer.Err, errNotConfigured):
+			why, remedy = n.APIServer.Err.Error(), giveAPIServer
+		case n.APIServer.Err != nil:
+			why, remedy = "the API server does not answer", "Mend what the check api-server reports."
+		}
+
+		return warning(fmt.Sprintf("what the agent's configuration names on this node is there; not compared with the Node %s: %s", name, why), remedy)
+	}
+
 	return ok("what the agent's configuration names is there")
 }
 
 func checkAgent(n Node) []Finding {
 	switch s, err := n.Agent.Value, n.Agent.Err; {
 	case errors.Is(err, status.ErrNotRunning) && n.Pins.Err == nil && len(n.Pins.Value.Folders) > 0:
-		return warning("no agent runs; what is programmed stays in force, and changes are not followed",
+		return problem("no agent runs; what is programmed stays in force, and changes are not followed",
 			"Start the agent, or remove what it left with sluice cleanup.")
 	case errors.Is(err, status.ErrNotRunning):
 		return ok("no agent runs, and nothing is programmed")

@@ -32,6 +32,8 @@ type Finding struct {
 	// Remedy is what to do, and Link the page that tells more. Both are empty if all is well.
 	Remedy string `json:"remedy,omitempty"`
 	Link   string `json:"link,omitempty"`
+
+	unseen bool // the check could not look at its subject
 }
 
 // Report is the outcome of all checks.
@@ -39,6 +41,8 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 	Problems int       `json:"problems"`
 	Warnings int       `json:"warnings"`
+	// Unseen are the warnings of checks that could not look at their subject.
+	Unseen int `json:"unseen"`
 }
 
 // page has a heading for each check, by its name.
@@ -105,6 +109,9 @@ func Diagnose(n Node) Report {
 			case Problem:
 				report.Problems++
 			}
+			if f.unseen {
+				report.Unseen++
+			}
 			if f.State != OK {
 				f.Link = page + "#" + c.name
 			}
@@ -134,5 +141,5 @@ func unseen(err error) []Finding {
 		remedy = "Run sluice doctor as root on the node, or as the Job of deploy/doctor."
 	}
 
-	return warning(fmt.Sprintf("not looked at: %v", err), remedy)
+	return []Finding{{State: Warning, Seen: fmt.Sprintf("not looked at: %v", err), Remedy: remedy, unseen: true}}
 }

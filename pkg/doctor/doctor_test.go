@@ -454,10 +454,14 @@ func TestUnseen(t *testing.T) {
 		n := healthy()
 		test.lose(&n)
 		var got []string
-		for _, f := range Diagnose(n).Findings {
+		report := Diagnose(n)
+		for _, f := range report.Findings {
 			if f.State == Warning && f.Seen == "not looked at: lost" {
 				got = append(got, f.Check)
 			}
+		}
+		if report.Unseen != len(got) {
+			t.Errorf("%s: %d checks are counted as not made", test.checks, report.Unseen)
 		}
 		if diff := cmp.Diff(strings.Fields(test.checks), got); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)

@@ -94,7 +94,7 @@ func TestDoctor(t *testing.T) {
 	}
 	for check, found := range healthy {
 		// The cgroup is the test's own, and no API server is named. Other tests may run kube-proxy.
-		if !slices.Contains([]string{"cgroup", "api-server", "service-cidrs", "clock", "kube-proxy"}, check) && !strings.HasPrefix(found[0], "ok: ") {
+		if !slices.Contains([]string{"cgroup", "api-server", "service-cidrs", "clock", "configuration", "kube-proxy"}, check) && !strings.HasPrefix(found[0], "ok: ") {
 			t.Errorf("%s of a healthy node: %q", check, found)
 		}
 	}
@@ -251,8 +251,11 @@ func TestDoctorOfAgent(t *testing.T) {
 	}
 
 	lab.Must(t, p.Kill())
-	found, _ = p.ask(t)
-	want(t, found, "agent", "warning: no agent runs; what is programmed stays in force")
+	found, code = p.ask(t)
+	want(t, found, "agent", "problem: no agent runs; what is programmed stays in force")
+	if code != 1 {
+		t.Errorf("exit code %d without an agent, want 1", code)
+	}
 
 	const actOK = 0 // ends the chain
 	lab.MustDo(t, p.lab.Namespace, func() error {
