@@ -2,6 +2,7 @@ package kubeproxy
 
 import (
 	"bufio"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,17 +41,11 @@ func Listens(at netip.AddrPort) (bool, error) {
 func listenersAt(at netip.AddrPort) ([]netip.AddrPort, error) {
 	var found []netip.AddrPort
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		sockets, err := netlink.SocketDiagTCP(family)
+		addrs, err := listeningAddrs(family, at.Port())
 		if err != nil {
 			return nil, fmt.Errorf("listening sockets: %w", err)
 		}
-		for _, s := range sockets {
-			const listens = 10 // TCP_LISTEN
-			addr, ok := netip.AddrFromSlice(s.ID.Source)
-			if !ok || s.State != listens || s.ID.SourcePort != at.Port() {
-				continue
-			}
-			addr = addr.Unmap()
+		for _, addr := range addrs {
 			if addr != at.Addr() && !addr.IsUnspecified() && !at.Addr().IsUnspecified() {
 				continue
 			}
@@ -64,6 +59,49 @@ func listenersAt(at netip.AddrPort) ([]netip.AddrPort, error) {
 	}
 
 	return found, nil
+}
+
+// listeningAddrs returns the addresses of the TCP sockets that listen at a port. The kernel looks for these alone: a node may
+// have a hundred thousand connections.
+func listeningAddrs(family uint8, port uint16) ([]netip.Addr, error) {
+	request := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
+	request.AddData(listenRequest{family, port})
+	answers, err := request.Execute(unix.NETLINK_INET_DIAG, 0)
+	if err != nil {
+		return nil, err
+	}
+	var addrs []netip.Addr
+	for _, answer := range answers {
+		const source = 8 // offset of inet_diag_sockid.idiag_src in inet_diag_msg
+		length := map[uint8]int{unix.AF_INET: 4, unix.AF_INET6: 16}[family]
+		if len(answer) < source+length {
+			return nil, fmt.Errorf("the kernel's answer has %d bytes", len(answer))
+		}
+		addr, _ := netip.AddrFromSlice(answer[source : source+length]) // of one of these lengths
+		addrs = append(addrs, addr.Unmap())
+	}
+
+	return addrs, nil
+}
+
+// listenRequest is the kernel's inet_diag_req_v2 that asks for TCP sockets which listen at a port.
+type listenRequest struct {
+	family uint8
+	port   uint16
+}
+
+// Len is part of [nl.NetlinkRequestData].
+func (listenRequest) Len() int { return 56 }
+
+// Serialize is part of [nl.NetlinkRequestData].
+func (r listenRequest) Serialize() []byte {
+	const listens = 10 // TCP_LISTEN
+	b := make([]byte, r.Len())
+	b[0], b[1] = r.family, unix.IPPROTO_TCP
+	binary.NativeEndian.PutUint32(b[4:], 1<<listens) // idiag_states
+	binary.BigEndian.PutUint16(b[8:], r.port)        // id.idiag_sport
+
+	return b
 }
 
 // answersAsKubeProxy reports whether a server has the page /proxyMode of kube-proxy's metrics, or its health check.

@@ -2,6 +2,7 @@ package kubeproxy
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"testing"
@@ -64,4 +65,43 @@ func TestListens(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Who listens is asked every few seconds while a port is taken, on nodes with many connections: the kernel hands out those
+// that listen at the port, and no connection.
+func TestListensReadsNoConnections(t *testing.T) {
+	ns := lab.MustNamespace(t, "listens")
+	listener, err := ns.Listen("tcp", "127.0.0.1:10249")
+	lab.Must(t, err)
+	t.Cleanup(func() { listener.Close() })
+	const connections = 300
+	lab.MustDo(t, ns, func() error {
+		for range connections {
+			conn, err := net.Dial("tcp", "127.0.0.1:10249")
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { conn.Close() })
+			accepted, err := listener.Accept()
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { accepted.Close() })
+		}
+		for _, address := range []string{"127.0.0.1", "0.0.0.0", "127.0.0.2", "::1"} {
+			at := netip.AddrPortFrom(netip.MustParseAddr(address), 10249)
+			holders, err := listenersAt(at)
+			if err != nil {
+				return err
+			}
+			if want := address == "127.0.0.1" || address == "0.0.0.0"; len(holders) > 0 != want {
+				t.Errorf("what has %s: %v", at, holders)
+			}
+		}
+		if allocated := testing.AllocsPerRun(5, func() { _, err = listenersAt(netip.MustParseAddrPort("0.0.0.0:10249")) }); allocated > connections/3 {
+			t.Errorf("with %d connections it allocates %.0f times", connections, allocated)
+		}
+
+		return err
+	})
 }
