@@ -48,7 +48,7 @@ func groups() []group {
 			title: "The agent",
 			about: "A scrape asks the goroutine that programs Services for a few numbers. While it is busy for more than a second, " +
 				"a scrape shows its last answer. Impaired Services are determined every 5 seconds.",
-			metrics: []*metric{buildInfo, synced, knownServices, problems, nodeProblems, impaired, logLost, silence, gone},
+			metrics: []*metric{buildInfo, synced, knownServices, problems, nodeProblems, impaired, logLost, openFiles, openFilesLimit, silence, gone},
 		},
 		{
 			title: "Maps",
@@ -60,7 +60,7 @@ func groups() []group {
 			title: "Hooks and devices",
 			about: "Hooks of the cgroup are looked up in the kernel, with a few system calls each. For devices, a scrape shows what the agent " +
 				"found at its last check: every 30 seconds, and after each change.",
-			metrics: []*metric{decisions, effective, hookAttached, devices, deviceProblems},
+			metrics: []*metric{decisions, effective, hookAttached, otherInstances, devices, deviceProblems},
 		},
 		{
 			title:   "Flows",

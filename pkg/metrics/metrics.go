@@ -134,6 +134,10 @@ var (
 		"Services that are not in the maps as they should be: a write has failed and is tried again (failed), or another Service has an address of theirs (taken).", "why")
 	logLost = newMetric("log_lines_lost_total", counterKind,
 		"Lines of the agent's log that are lost, because they were not read in time or could not be written. The agent does not wait for that.")
+	openFiles = newMetric("open_files", gaugeKind,
+		"Files that the agent has open. Maps, programs and sockets are files, too: without one left, new Services, devices and requests fail.")
+	openFilesLimit = newMetric("open_files_limit", gaugeKind,
+		"How many files the agent may have open.")
 	silence = newMetric("watch_last_event_seconds", gaugeKind,
 		"Seconds since the watch of a resource last had an event, a bookmark, or the answer to a ping of its connection to the API server.", "resource")
 	gone = newMetric("objects_gone_total", counterKind,
@@ -154,6 +158,8 @@ var (
 		"1 if the program of a hook of the cgroup is attached.", "hook")
 	devices = newMetric("devices", gaugeKind,
 		"Devices of this node by class: those that lead to pods, uplinks, and others, which nothing is attached to.", "class")
+	otherInstances = newMetric("other_instances", gaugeKind,
+		"Other instances of Sluice whose programs act on this node as well, as they were a minute ago at most.")
 	deviceProblems = newMetric("device_problems", gaugeKind,
 		"Devices that are not attached to as they should be, or where packets pass that Sluice does not see.")
 	evictions = newMetric("flow_evictions_total", counterKind,
@@ -184,8 +190,8 @@ var (
 
 // nodeMetrics are the metrics of a [NodeCollector].
 var nodeMetrics = []*metric{
-	buildInfo, synced, knownServices, problems, nodeProblems, impaired, logLost, silence, mapEntries, mapCapacity, mapWrites,
-	decisions, effective, hookAttached, devices, deviceProblems,
+	buildInfo, synced, knownServices, problems, nodeProblems, impaired, logLost, openFiles, openFilesLimit, silence, mapEntries, mapCapacity, mapWrites,
+	decisions, effective, hookAttached, otherInstances, devices, deviceProblems,
 	evictions, alarm, alarms, flowsEnded, flowsRepaired, loadsRepaired, masqueradeRetries, stackPorts,
 	suspects, suspicions, passedOver,
 }

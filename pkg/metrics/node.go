@@ -24,10 +24,13 @@ type Node struct {
 	Fills     map[string]reconcile.Fill   // by map
 	Decisions map[maps.Reason]uint64
 	LogLost   uint64 // lines of the log that were not read in time
+	OpenFiles uint64
+	MaxFiles  uint64 // that may be open
 
 	Silence        map[string]time.Duration // since a watch had anything, by resource
 	Effective      bool
 	Hooks          map[string]bool // whether they are attached
+	Others         int             // other instances of Sluice
 	Devices        map[string]int  // by class
 	DeviceProblems int
 
@@ -85,6 +88,8 @@ func (c *NodeCollector) Collect(to chan<- prometheus.Metric) {
 	impaired.send(to, float64(node.Failed), "failed")
 	impaired.send(to, float64(node.Taken), "taken")
 	logLost.send(to, float64(node.LogLost))
+	openFiles.send(to, float64(node.OpenFiles))
+	openFilesLimit.send(to, float64(node.MaxFiles))
 	for resource, lasts := range node.Silence {
 		silence.send(to, lasts.Seconds(), resource)
 	}
@@ -107,6 +112,7 @@ func (c *NodeCollector) Collect(to chan<- prometheus.Metric) {
 	for name, attached := range node.Hooks {
 		hookAttached.sendBool(to, attached, name)
 	}
+	otherInstances.send(to, float64(node.Others))
 	for class, count := range node.Devices {
 		devices.send(to, float64(count), class)
 	}

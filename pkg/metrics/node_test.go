@@ -83,7 +83,7 @@ func busyNode() Node {
 		Silence:   map[string]time.Duration{"services": 1500 * time.Millisecond},
 		Effective: true,
 		Hooks:     map[string]bool{"connect4": true, "connect6": false},
-		Devices:   map[string]int{"pods": 10, "uplink": 1, "none": 2}, DeviceProblems: 1,
+		Devices:   map[string]int{"pods": 10, "uplink": 1, "none": 2}, DeviceProblems: 1, Others: 1, OpenFiles: 210, MaxFiles: 4096,
 		Flows: flow.Status{
 			Flows: flow.Usage{Evicted: 8}, Emergency: "full", Emergencies: 9, Expired: 10, Stale: 11,
 			Repaired: 12, LoadsRepaired: 13, MasqueradeRetries: 14, StackPorts: 15,

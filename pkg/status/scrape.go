@@ -28,16 +28,17 @@ type NodeStats struct {
 	// Refusals returns how many entries the map of refusals has. Nil: Services are not counted.
 	Refusals func() int
 
-	mu    sync.Mutex
-	model metrics.Node              // the last answer of Model
-	fills map[string]reconcile.Fill // of maps that only programs write
-	read  time.Time                 // when fills were read
+	mu     sync.Mutex
+	model  metrics.Node              // the last answer of Model
+	fills  map[string]reconcile.Fill // of maps that only programs write
+	others int                       // other instances
+	read   time.Time                 // when these two were read
 }
 
 const (
 	// scrapeTimeout is how long a scrape waits for the agent's loop.
 	scrapeTimeout = time.Second
-	// fillsAge is how old the fills of large maps may be.
+	// fillsAge is how old the fills of large maps may be, and a search through all links of the kernel.
 	fillsAge = time.Minute
 )
 
@@ -72,8 +73,13 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 			maps.NameAffinity: {Used: affinities, Capacity: pinned.Affinity.Capacity()},
 			maps.NameUDPPins:  {Used: pins, Capacity: pinned.UDPPins.Capacity()},
 		}
-		s.read = now
+		others, err := s.Datapath.Others()
+		if err != nil {
+			return n, err
+		}
+		s.others, s.read = len(others), now
 	}
+	n.Others = s.others
 	fills := map[string]reconcile.Fill{
 		maps.NameFlows:    {Used: n.Flows.Flows.Entries, Capacity: n.Flows.Flows.Capacity},
 		maps.NameHalfOpen: {Used: n.Flows.HalfOpen.Entries, Capacity: n.Flows.HalfOpen.Capacity},
@@ -85,7 +91,11 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 	}
 	n.Fills = fills
 
-	var err error
+	files, err := datapath.ReadFiles()
+	if err != nil {
+		return n, err
+	}
+	n.OpenFiles, n.MaxFiles = files.Open, files.Limit
 	if n.Decisions, err = pinned.ReasonCounts(); err != nil {
 		return n, err
 	}

@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -13,8 +15,9 @@ import (
 // How many files an agent has open, and may, is in its status. When few are left it is not well, and says what to do; when
 // none is left, no verb takes that for health. It ends when the limit is raised.
 func TestFewFilesLeft(t *testing.T) {
+	world := lab.MustNew(t, lab.Config{Nodes: 1})
 	node, err := sluice.NewNode(sluice.Config{
-		Binary: sluice.MustBinary(t), Namespace: lab.MustNew(t, lab.Config{Nodes: 1}).Nodes[0].Namespace,
+		Binary: sluice.MustBinary(t), Namespace: world.Nodes[0].Namespace,
 		Cgroup: lab.MustCgroup(t, "e2e"), NodeName: "node-1", Manifests: "testdata/troubleshoot",
 	})
 	lab.Must(t, err)
@@ -45,6 +48,10 @@ func TestFewFilesLeft(t *testing.T) {
 		t.Errorf("the files are %+v, want some 100 of %d", state.Files, before.Cur)
 	}
 	must(true, "files: ")
+	scrape := mustAnswer(t, in(world.Nodes[0].Namespace), metricsAddress, "/metrics", 200, fmt.Sprintf("\nsluice_open_files_limit %d\n", before.Cur), "\nsluice_other_instances 0\n")
+	if open := regexp.MustCompile(`(?m)^sluice_open_files (\d+)$`).FindStringSubmatch(scrape.body); open == nil || len(open[1]) < 2 || len(open[1]) > 3 {
+		t.Errorf("the metric of open files is %q, want some 100", open)
+	}
 	limit(state.Files.Open + 5)
 	must(false, "problem: the agent has ", "raise the limit (LimitNOFILE of the container runtime, ulimit -Hn) to 4096")
 	if shown, err := node.Run("doctor"); err == nil || !strings.Contains(shown, "files open of") {
