@@ -49,13 +49,11 @@ func newMonitor(where *places) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := set.complete(pinned); err != nil {
+			known := pods.NewCache(pods.Config{CgroupRoot: cgroups, Logs: set.podLogs})
+			if err := set.complete(pinned, known); err != nil {
 				return err
 			}
-			cfg := monitor.Config{
-				Maps: pinned, Filter: set.filter, Since: set.since, NoFollow: set.noFollow,
-				Pods: pods.NewCache(pods.Config{CgroupRoot: cgroups, Logs: set.podLogs}),
-			}
+			cfg := monitor.Config{Maps: pinned, Filter: set.filter, Since: set.since, NoFollow: set.noFollow, Pods: known}
 			if cfg.Print, err = monitorPrinter(cmd.OutOrStdout(), set.format); err != nil {
 				return err
 			}
@@ -94,11 +92,16 @@ func eventReasons() []string {
 	return labels
 }
 
-// complete completes the filter. Errors name the flag.
-func (f *monitorFlags) complete(pinned *maps.Pinned) (err error) {
+// complete completes the filter. Errors name the flag, or the pod that this node does not have.
+func (f *monitorFlags) complete(pinned *maps.Pinned, known *pods.Cache) (err error) {
 	if f.filter.Service != "" {
 		if f.filter.Service, err = namedService(pinned, f.filter.Service); err != nil {
 			return fmt.Errorf("--service: %w", err)
+		}
+	}
+	if f.filter.Pod != "" {
+		if err := known.Check(f.filter.Pod); err != nil {
+			return err
 		}
 	}
 	if f.ip != "" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -41,6 +42,13 @@ func TestMonitorFlags(t *testing.T) {
 	lab.Must(t, os.Mkdir(filepath.Join(cgroups, "pod0f6c2d5e-6b0b-4b1f-9f0e-1d2c3b4a5968"), 0o755))
 	if _, err := runVerb(root, "monitor", "--cgroup-root", cgroups, "--pod-logs", cgroups+"-nosuch", "--pod", "web-0"); !errors.Is(err, pods.ErrNoNames) {
 		t.Errorf("a name of a pod, where none is known: %v", err)
+	}
+	const other = "1a2b3c4d-6b0b-4b1f-9f0e-1d2c3b4a5968"
+	for _, verb := range []string{"monitor", "connections"} {
+		out, err := runVerb(root, verb, "--cgroup-root", cgroups, "--pod-logs", cgroups+"-nosuch", "--pod", other)
+		if want := fmt.Sprintf("pod %q: this node has no such pod", other); err == nil || err.Error() != want || out != "" {
+			t.Errorf("%s of a pod that is not there: %v, after %q; want %s", verb, err, out, want)
+		}
 	}
 	if _, err := runVerb(root+"-nosuch", "monitor"); err == nil || !strings.Contains(err.Error(), "nothing is programmed") {
 		t.Errorf("without maps: %v", err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -17,7 +18,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -219,17 +219,34 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 	answers := p.cluster.Ask(ctx, nodes, func(node remote.Node) []string {
 		return slices.Concat(words, []string{"--output=" + asked}, agents[node.Name])
 	})
+	answers, err = withPod(cmd, answers)
+	if err != nil {
+		return err
+	}
 	if asked == "json" {
 		err = (&output{format}).print(cmd.OutOrStdout(), remote.Decode(answers), nil)
 	} else {
-		err = remote.Join(cmd.OutOrStdout(), answers)
-		remote.JoinErrors(cmd.ErrOrStderr(), answers)
+		err = remote.Join(cmd.OutOrStdout(), answers, len(nodes))
+		remote.JoinErrors(cmd.ErrOrStderr(), answers, len(nodes))
 	}
 	if err != nil {
 		return err
 	}
 
 	return codeOfAnswers(answers)
+}
+
+// withPod returns the answers of the nodes that have the pod of --pod: each pod is on one node only, so that the others say
+// nothing. The error is that no node has it, unless one has not answered.
+func withPod(cmd *cobra.Command, answers []remote.Answer) ([]remote.Answer, error) {
+	having := slices.DeleteFunc(slices.Clone(answers), func(a remote.Answer) bool {
+		return a.Err == nil && a.Code != 0 && strings.Contains(a.Errors, pods.ErrNoPod.Error())
+	})
+	if len(having) == 0 && len(answers) > 0 {
+		return nil, fmt.Errorf("--pod %s: no node that was asked has such a pod", cmd.Flag("pod").Value)
+	}
+
+	return having, nil
 }
 
 // isSet reports whether a command has a switch and it was given.
@@ -291,9 +308,21 @@ func (p *plugin) resolve(cmd *cobra.Command, args []string) ([]remote.Node, []st
 
 		return []remote.Node{node}, inNamespace(cmd, namespace, args), nil
 	}
+	if namespace != "" && strings.Contains(cmd.Use, "[NAMESPACE/NAME]") && !names(cmd, args) {
+		return nil, nil, fmt.Errorf("--namespace %s: it completes the name of a Service or pod, and there is none: without it, %s lists those of all namespaces",
+			namespace, cmd.Name())
+	}
 	nodes, err := p.cluster.Nodes(cmd.Context(), p.nodes...)
 
 	return nodes, inNamespace(cmd, namespace, args), err
+}
+
+// named are the flags that are names of Services or pods.
+var named = []string{"to", "service", "from", "pod"}
+
+// names reports whether arguments or flags name a Service or a pod.
+func names(cmd *cobra.Command, args []string) bool {
+	return len(args) > 0 || slices.ContainsFunc(named, func(name string) bool { return cmd.Flags().Changed(name) })
 }
 
 // selectPod sets the flag by which a verb looks from a pod, or at it. Nodes may not know the names of pods, but
@@ -322,7 +351,7 @@ func inNamespace(cmd *cobra.Command, namespace string, args []string) []string {
 	if namespace == "" {
 		return args
 	}
-	for _, name := range []string{"to", "service", "from", "pod"} {
+	for _, name := range named {
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
 			value := flag.Value.String()
 			name := protocolSuffix.ReplaceAllString(value, "")
@@ -370,31 +399,51 @@ func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string,
 		}
 	}
 	out := remote.NewLines(cmd.OutOrStdout(), prefix)
-	errs := remote.NewLines(cmd.ErrOrStderr(), func(node, line string) string { return node + ": " + line })
-	answers := make([]remote.Answer, len(nodes))
-	var group errgroup.Group
-	for i, node := range nodes {
-		group.Go(func() error {
-			nodeOut, nodeErrs := out.Of(node.Name), errs.Of(node.Name)
-			code, err := p.cluster.Run(cmd.Context(), node, words, nodeOut, nodeErrs)
-			err = errors.Join(err, nodeOut.Close(), nodeErrs.Close())
-			switch {
-			case cmd.Context().Err() != nil:
-				return nil
+	ends := make(chan remote.Answer)
+	for _, node := range nodes {
+		go func() {
+			nodeOut := out.Of(node.Name)
+			var errs bytes.Buffer
+			code, err := p.cluster.Run(cmd.Context(), node, words, nodeOut, &errs)
+			switch err = errors.Join(err, nodeOut.Close()); {
 			case err != nil:
-				_, _ = fmt.Fprintf(nodeErrs, "NO ANSWER: %v\n", err) // there is no other place to report to
-			case code != 0:
-				_, _ = fmt.Fprintf(nodeErrs, "ended with exit code %d\n", code)
+				fmt.Fprintf(&errs, "NO ANSWER: %v\n", err)
+			case code != 0 && errs.Len() == 0:
+				fmt.Fprintf(&errs, "ended with exit code %d\n", code)
 			}
-			answers[i].Code = code
-
-			return nil
-		})
+			ends <- remote.Answer{Node: node.Name, Errors: errs.String(), Code: code}
+		}()
 	}
-	_ = group.Wait() // errors are printed
+	// Those that end at once, as all do if a name is wrong, are reported together.
+	var ended, unreported []remote.Answer
+	var report <-chan time.Time
+	for len(ended) < len(nodes) {
+		select {
+		case answer := <-ends:
+			ended, unreported = append(ended, answer), append(unreported, answer)
+			report = cmp.Or(report, time.After(reportInterval))
 
-	return codeOfAnswers(answers)
+			continue
+		case <-report:
+		}
+		having, _ := withPod(cmd, unreported) // others may have it
+		remote.JoinErrors(cmd.ErrOrStderr(), having, len(nodes))
+		unreported, report = nil, nil
+	}
+	if cmd.Context().Err() != nil {
+		return nil
+	}
+	having, _ := withPod(cmd, unreported)
+	remote.JoinErrors(cmd.ErrOrStderr(), having, len(nodes))
+	if _, err := withPod(cmd, ended); err != nil {
+		return err
+	}
+
+	return codeOfAnswers(ended)
 }
+
+// reportInterval is how long a verb that goes on waits, after one node has ended it, for others that do.
+const reportInterval = time.Second
 
 // newAgentFlagSet returns the flags of `sluice agent`.
 func newAgentFlagSet() *pflag.FlagSet {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -15,7 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/pkg/remote"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -158,6 +161,73 @@ func TestArgumentsForNodes(t *testing.T) {
 			cmd.SetArgs(strings.Fields(test.args))
 			lab.Must(t, cmd.Execute())
 		})
+	}
+}
+
+// A pod is on one node: that the others do not have it is told only if no node has it.
+func TestNodesWithPod(t *testing.T) {
+	absent := func(node string) remote.Answer {
+		return remote.Answer{Node: node, Code: 1, Errors: fmt.Sprintf("sluice: %v\n", pods.Pods{}.Check("shop/web-0"))}
+	}
+	has, silent := remote.Answer{Node: "b", Out: "[]"}, remote.Answer{Node: "c", Code: 2, Err: errors.New("refused")}
+	unnamed := remote.Answer{Node: "d", Code: 1, Errors: "sluice: " + pods.ErrNoNames.Error()}
+	for _, test := range []struct {
+		name    string
+		answers []remote.Answer
+		want    string // the nodes that are left, or the error
+	}{
+		{"one has it", []remote.Answer{absent("a"), has, absent("e")}, "b"},
+		{"one does not answer", []remote.Answer{absent("a"), silent}, "c"},
+		{"one does not know names", []remote.Answer{absent("a"), unnamed}, "d"},
+		{"none has it", []remote.Answer{absent("a"), absent("e")}, "--pod shop/web-0: no node that was asked has such a pod"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cmd := &cobra.Command{}
+			cmd.Flags().String("pod", "shop/web-0", "")
+			answers, err := withPod(cmd, test.answers)
+			var got []string
+			for _, a := range answers {
+				got = append(got, a.Node)
+			}
+			if err != nil {
+				got = append(got, err.Error())
+			}
+			if diff := cmp.Diff([]string{test.want}, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// A namespace without a name in it restricts nothing, so that it is refused: the list would be taken for that of the
+// namespace.
+func TestNamespaceWithoutName(t *testing.T) {
+	pod := func(node string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "sluice-" + node, Labels: map[string]string{"app.kubernetes.io/name": "sluice"}},
+			Spec:       corev1.PodSpec{NodeName: node},
+		}
+	}
+	for args, want := range map[string]string{
+		"services":                     "--namespace shop: it completes the name of a Service or pod, and there is none: without it, services lists those of all namespaces",
+		"connections --state last-ack": "--namespace shop: it completes the name of a Service or pod, and there is none: without it, connections lists those of all namespaces",
+		"services web":                 "",
+		"connections --pod web-0":      "",
+		"status":                       "",
+		"explain --to web:http":        "",
+		"monitor --service shop/web":   "",
+	} {
+		p := &plugin{overrides: &clientcmd.ConfigOverrides{}, cluster: remote.Cluster{Client: fake.NewClientset(pod("a")), Namespace: "kube-system", Timeout: time.Second}}
+		p.overrides.Context.Namespace = "shop"
+		words := strings.Fields(args)
+		verb, _, err := newPlugin().Find(words[:1])
+		lab.Must(t, err)
+		lab.Must(t, verb.ParseFlags(words[1:]))
+		verb.SetContext(t.Context())
+		_, _, err = p.resolve(verb, verb.Flags().Args())
+		if got := fmt.Sprint(err); got != want && (err != nil || want != "") {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
 	}
 }
 

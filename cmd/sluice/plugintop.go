@@ -77,7 +77,7 @@ func drawClusterTop(w io.Writer, answers []remote.Answer, order string) error {
 	if err := sum.Write(w, func(nodes []string) string { return remote.Names(nodes, len(answers)) }); err != nil {
 		return err
 	}
-	remote.JoinErrors(w, others)
+	remote.JoinErrors(w, others, len(others))
 
-	return remote.Join(w, others)
+	return remote.Join(w, others, len(others))
 }

@@ -13,11 +13,18 @@ import (
 	"github.com/sluice-lb/sluice/pkg/pods"
 )
 
-// describeOwners adds the pods and processes to connections. The error wraps [pods.ErrNoNames] if one of the
-// pods is wanted by its name, and this node has no names.
+// describeOwners adds the pods and processes to connections. If a pod is wanted that this node does not have, the error
+// is that of [pods.Pods.Check].
 func describeOwners(all []Connection, cfg pods.Config, wantedPod string) error {
-	if len(all) == 0 {
+	if len(all) == 0 && wantedPod == "" {
 		return nil
+	}
+	known, err := pods.Read(cfg)
+	if err == nil && wantedPod != "" {
+		err = known.Check(wantedPod)
+	}
+	if err != nil {
+		return err
 	}
 	wanted := make(map[uint64]bool)
 	for _, c := range all {
@@ -26,13 +33,6 @@ func describeOwners(all []Connection, cfg pods.Config, wantedPod string) error {
 		}
 	}
 	processes, err := findProcesses(wanted)
-	if err != nil {
-		return err
-	}
-	known, err := pods.Read(cfg)
-	if err == nil {
-		err = known.CanFind(wantedPod)
-	}
 	if err != nil {
 		return err
 	}

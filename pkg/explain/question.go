@@ -94,12 +94,12 @@ func (e *Explainer) findClients(from string, q *Question) ([]netip.Addr, error) 
 	}
 	found, err := all.Find(strings.TrimPrefix(from, "pod/"))
 	switch {
+	case errors.Is(err, pods.ErrNoPod):
+		return nil, fmt.Errorf("--from %s: no Pod of this node is called so", from)
 	case errors.Is(err, pods.ErrNoNames):
 		return nil, fmt.Errorf("--from %s: the names of Pods are not known here: use the address, or hostProcesses of the chart", from)
 	case err != nil:
-		return nil, fmt.Errorf("--from %s: use the address: %w", from, err)
-	case len(found) == 0:
-		return nil, fmt.Errorf("--from %s: no Pod of this node is called so", from)
+		return nil, fmt.Errorf("--from %s: %w", from, err)
 	case len(found) > 1:
 		return nil, fmt.Errorf("--from %s: %d Pods of this node are called so: use NAMESPACE/NAME, or the UID", from, len(found))
 	case found[0].Host:

@@ -31,12 +31,8 @@ type Config struct {
 // it looks for suspects.
 const pollInterval = 200 * time.Millisecond
 
-// Run prints events until ctx ends. The error wraps [maps.ErrFull] if too many listen already, and
-// [pods.ErrNoNames] if the filter has the name of a pod, and this node has none.
+// Run prints events until ctx ends. The error wraps [maps.ErrFull] if too many listen already.
 func Run(ctx context.Context, cfg Config) (err error) {
-	if err := cfg.Pods.CanFind(cfg.Filter.Pod); err != nil {
-		return err
-	}
 	names := names{
 		tables: cfg.Maps.Tables, pod: cfg.Pods.Pod, device: deviceName,
 		booted: time.Now().Add(-time.Duration(maps.Now())),

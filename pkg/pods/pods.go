@@ -65,9 +65,9 @@ type Place struct {
 	Host  bool         // it has the network of the node
 }
 
-// Find returns the pods that a text names, see [Pod.Is]. The error wraps [ErrNoNames] if it cannot be known.
+// Find returns the pods that a text names, see [Pod.Is], at least one. The error is that of [Pods.Check].
 func (p Pods) Find(text string) ([]Place, error) {
-	if err := p.CanFind(text); err != nil {
+	if err := p.Check(text); err != nil {
 		return nil, err
 	}
 	found := make(map[Pod]*Place)
@@ -92,18 +92,24 @@ func (p Pods) Find(text string) ([]Place, error) {
 // ErrNoNames is the error of a search for a pod by its name on a node of whose pods only the UIDs are known.
 var ErrNoNames = errors.New("this node does not know the names of pods: use the UID, or hostProcesses of the chart")
 
-// CanFind returns an error wrapping [ErrNoNames] if a pod that is given as NAMESPACE/NAME, NAME or UID cannot be
-// found, whether it exists or not. An empty text stands for no search.
-func (p Pods) CanFind(pod string) error {
-	known := len(p.byCgroup) == 0 || pod == ""
-	for _, one := range p.byCgroup {
-		known = known || one.Name != "" || one.UID == pod
+// ErrNoPod is the error of a search for a pod that is not on this node.
+var ErrNoPod = errors.New("this node has no such pod")
+
+// Check returns nil if this node has a pod that is given as NAMESPACE/NAME, NAME or UID. If it has none, the error
+// wraps [ErrNoPod], or [ErrNoNames] if that cannot be known.
+func (p Pods) Check(text string) error {
+	named := len(p.byCgroup) == 0 || IsUID(text)
+	for _, pod := range p.byCgroup {
+		if pod.Is(text) {
+			return nil
+		}
+		named = named || pod.Name != ""
 	}
-	if known || IsUID(pod) {
-		return nil
+	if !named {
+		return fmt.Errorf("pod %q: %w", text, ErrNoNames)
 	}
 
-	return fmt.Errorf("pod %q: %w", pod, ErrNoNames)
+	return fmt.Errorf("pod %q: %w", text, ErrNoPod)
 }
 
 // Read reads the pods of this node. What this process may not see is left out: without the node's
@@ -247,13 +253,13 @@ func (c *Cache) Pod(cgroup uint64, addr netip.Addr) (Pod, error) {
 	return known(), nil
 }
 
-// CanFind is [Pods.CanFind] of the pods of this moment.
-func (c *Cache) CanFind(pod string) error {
+// Check is [Pods.Check] of the pods of this moment.
+func (c *Cache) Check(pod string) error {
 	if err := c.readPods(); err != nil {
 		return err
 	}
 
-	return c.pods.CanFind(pod)
+	return c.pods.Check(pod)
 }
 
 func (c *Cache) readPods() error {

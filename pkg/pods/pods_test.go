@@ -88,11 +88,15 @@ func TestRead(t *testing.T) {
 		"web-1": named, "shop/web-1": named, web: named,
 		dns:     {{Pod: Pod{UID: dns}, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.3")}}},
 		"proxy": {{Pod: Pod{static, "kube-system/proxy"}, Host: true}},
-		"web":   nil, "other/web-1": nil, "shop/": nil, "": nil,
 	} {
 		got, err := all.Find(text)
 		if diff := cmp.Diff(want, got, sameAddr); diff != "" || err != nil {
 			t.Errorf("%q: %v (-want +got):\n%s", text, err, diff)
+		}
+	}
+	for _, text := range []string{"web", "other/web-1", "shop/", ""} {
+		if _, err := all.Find(text); !errors.Is(err, ErrNoPod) {
+			t.Errorf("%q, which no pod is called: %v", text, err)
 		}
 	}
 }
@@ -111,8 +115,9 @@ func TestUIDIn(t *testing.T) {
 	}
 }
 
-// A pod can be found by its name only where names are known, and by its UID anywhere.
-func TestCanFind(t *testing.T) {
+// A pod can be found by its name only where names are known, and by its UID anywhere. One that is not there is an error,
+// or a list of what it does would be taken for that of a pod that does nothing.
+func TestCheck(t *testing.T) {
 	unnamed := Pods{byCgroup: map[uint64]Pod{1: {UID: web}, 2: {UID: dns}}}
 	named := Pods{byCgroup: map[uint64]Pod{1: {UID: web, Name: "shop/web-1"}, 2: {UID: dns}}}
 	for _, test := range []struct {
@@ -124,12 +129,12 @@ func TestCanFind(t *testing.T) {
 		{"without names", unnamed, "shop/web-1", ErrNoNames},
 		{"without names", unnamed, "web-1", ErrNoNames},
 		{"without names", unnamed, web, nil},
-		{"without names", unnamed, static, nil},
-		{"without names", unnamed, "", nil},
-		{"with a name", named, "shop/web-2", nil},
-		{"without pods", Pods{}, "web-1", nil},
+		{"without names", unnamed, static, ErrNoPod},
+		{"with a name", named, "shop/web-1", nil},
+		{"with a name", named, "shop/web-2", ErrNoPod},
+		{"without pods", Pods{}, "web-1", ErrNoPod},
 	} {
-		if _, err := test.pods.Find(test.pod); !errors.Is(err, test.want) || (err == nil) != (test.want == nil) {
+		if err := test.pods.Check(test.pod); !errors.Is(err, test.want) || (err == nil) != (test.want == nil) {
 			t.Errorf("%q on a node %s: %v, want %v", test.pod, test.node, err, test.want)
 		}
 	}

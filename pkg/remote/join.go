@@ -10,10 +10,10 @@ import (
 	"text/tabwriter"
 )
 
-// Join writes the answers of a verb as one text. Answers that are one table each, with the same columns,
-// become one table with a column of nodes, in which rows that several nodes have appear once. Other answers
-// follow each other, each below the names of the nodes that gave it. Nodes that did not answer come last.
-func Join(w io.Writer, answers []Answer) error {
+// Join writes the answers of a verb as one text, of nodes of which so many were asked. Answers that are one table each,
+// with the same columns, become one table with a column of nodes, in which rows that several nodes have appear once.
+// Other answers follow each other, each below the names of the nodes that gave it. Nodes that did not answer come last.
+func Join(w io.Writer, answers []Answer, asked int) error {
 	var answered, silent []Answer
 	for _, a := range answers {
 		if a.Err != nil {
@@ -27,7 +27,7 @@ func Join(w io.Writer, answers []Answer) error {
 		for i, row := range rows {
 			node := "SEEN ON" // tables of backends have a column NODE
 			if i > 0 {
-				node = Names(nodes[row], len(answers))
+				node = Names(nodes[row], asked)
 			}
 			fmt.Fprintf(table, "%s\t%s\n", node, row)
 		}
@@ -37,12 +37,12 @@ func Join(w io.Writer, answers []Answer) error {
 	} else {
 		for _, same := range group(answered, func(a Answer) string { return a.Out }) {
 			if same[0].Out != "" { // it failed, and printed why on the other output
-				fmt.Fprintf(w, "== %s\n%s", names(same, len(answers)), same[0].Out)
+				fmt.Fprintf(w, "== %s\n%s", names(same, asked), same[0].Out)
 			}
 		}
 	}
 	for _, same := range group(silent, func(a Answer) string { return a.Err.Error() }) {
-		if _, err := fmt.Fprintf(w, "%s: NO ANSWER: %v\n", names(same, len(answers)), same[0].Err); err != nil {
+		if _, err := fmt.Fprintf(w, "%s: NO ANSWER: %v\n", names(same, asked), same[0].Err); err != nil {
 			return err
 		}
 	}
@@ -50,12 +50,13 @@ func Join(w io.Writer, answers []Answer) error {
 	return nil
 }
 
-// JoinErrors writes what verbs printed on their second output, each line once, with the nodes that printed it.
-func JoinErrors(w io.Writer, answers []Answer) {
+// JoinErrors writes what verbs printed on their second output, each line once, with the nodes that printed it. So many
+// nodes were asked.
+func JoinErrors(w io.Writer, answers []Answer, asked int) {
 	printed := slices.DeleteFunc(slices.Clone(answers), func(a Answer) bool { return strings.TrimSpace(a.Errors) == "" })
 	for _, same := range group(printed, func(a Answer) string { return a.Errors }) {
 		for line := range strings.Lines(strings.TrimSpace(same[0].Errors)) {
-			fmt.Fprintf(w, "%s: %s\n", names(same, len(answers)), strings.TrimSpace(line))
+			fmt.Fprintf(w, "%s: %s\n", names(same, asked), strings.TrimSpace(line))
 		}
 	}
 }

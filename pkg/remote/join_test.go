@@ -60,7 +60,7 @@ func TestJoin(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out strings.Builder
-			if err := Join(&out, test.answers); err != nil {
+			if err := Join(&out, test.answers, len(test.answers)); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(test.want, out.String()); diff != "" {
@@ -78,7 +78,7 @@ func TestCodeIsTheHighest(t *testing.T) {
 
 func TestErrorsNameTheirNodes(t *testing.T) {
 	var out strings.Builder
-	JoinErrors(&out, []Answer{{Node: "a", Errors: "no agent\n\n"}, {Node: "b"}, {Node: "c", Errors: "no agent\n\n"}})
+	JoinErrors(&out, []Answer{{Node: "a", Errors: "no agent\n\n"}, {Node: "b"}, {Node: "c", Errors: "no agent\n\n"}}, 3)
 	if got, want := out.String(), "a, c: no agent\n"; got != want {
 		t.Errorf("it is %q, want %q", got, want)
 	}
