@@ -15,28 +15,25 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// UDPMode selects the UDP sockets that are translated.
+// UDPMode selects the UDP sockets of pods that are translated.
 type UDPMode uint32
 
 // The UDP modes.
 const (
-	UDPOff       = UDPMode(sockUdpModeUDP_OFF)       // none
-	UDPConnected = UDPMode(sockUdpModeUDP_CONNECTED) // those that connect
-	UDPAll       = UDPMode(sockUdpModeUDP_ALL)       // and each datagram that names an address
+	UDPOff = UDPMode(sockUdpModeUDP_OFF) // none
+	UDPAll = UDPMode(sockUdpModeUDP_ALL) // those that connect, and each datagram that names an address
 )
 
-// ParseUDPMode reads "all", "connected" or "off".
+// ParseUDPMode reads "all" or "off".
 func ParseUDPMode(text string) (UDPMode, error) {
 	switch text {
 	case "all":
 		return UDPAll, nil
-	case "connected":
-		return UDPConnected, nil
 	case "off":
 		return UDPOff, nil
 	}
 
-	return 0, fmt.Errorf("%q: it is all, connected or off", text)
+	return 0, fmt.Errorf("%q: it is all or off", text)
 }
 
 // DefaultUDPIdle is how long a UDP flow keeps its backend without a datagram by default: netfilter's

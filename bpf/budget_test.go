@@ -42,7 +42,7 @@ var budgets = map[string]uint32{
 
 func TestVerifierBudget(t *testing.T) {
 	m := mapstest.MustCreate(t, nil)
-	for _, mode := range []UDPMode{UDPOff, UDPConnected, UDPAll} {
+	for _, mode := range []UDPMode{UDPOff, UDPAll} {
 		for _, setRetval := range []bool{true, false} {
 			t.Run(fmt.Sprintf("kept with UDP mode %d and set_retval %v", mode, setRetval), func(t *testing.T) {
 				if setRetval {

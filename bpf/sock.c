@@ -67,7 +67,7 @@ static __always_inline int finish(struct bpf_sock_addr *ctx, bool v6, bool conne
 /* is_always_translated reports whether a UDP socket is translated in every mode: see enum udp_mode. */
 static __always_inline bool is_always_translated(struct bpf_sock_addr *ctx)
 {
-	return config_udp_mode < UDP_ALL && is_host_netns(ctx);
+	return config_udp_mode == UDP_OFF && is_host_netns(ctx);
 }
 
 /* lookup_frontend copies the pool that serves the destination: see lookup_dial. */

@@ -15,9 +15,8 @@ import (
 type sockUdpMode uint32
 
 const (
-	sockUdpModeUDP_OFF       sockUdpMode = 0
-	sockUdpModeUDP_CONNECTED sockUdpMode = 1
-	sockUdpModeUDP_ALL       sockUdpMode = 2
+	sockUdpModeUDP_OFF sockUdpMode = 0
+	sockUdpModeUDP_ALL sockUdpMode = 1
 )
 
 // Names of all BPF objects in the ELF.

@@ -21,8 +21,7 @@
  */
 enum udp_mode {
 	UDP_OFF = 0, /* none: the device programs translate UDP */
-	UDP_CONNECTED = 1, /* those that connect() */
-	UDP_ALL = 2, /* and each sendto() */
+	UDP_ALL = 1, /* each connect(), and each sendto() */
 };
 
 volatile const __u32 config_udp_mode = UDP_ALL;
@@ -31,7 +30,12 @@ volatile const __u32 config_udp_mode = UDP_ALL;
 volatile const bool config_localhost_node_ports_v4 = true;
 volatile const bool config_localhost_node_ports_v6 = true;
 
-/* translates_connects and translates_sends: is_host is set for the node's own namespace. */
+/* translates_udp, _connects and _sends: is_host is set for the node's own namespace. */
+
+static __always_inline enum reason translates_udp(bool is_host)
+{
+	return config_udp_mode == UDP_ALL || is_host ? REASON_NEXT : REASON_PASS_DISABLED;
+}
 
 static __always_inline enum reason translates_connects(__u8 proto, bool is_host)
 {
@@ -39,14 +43,14 @@ static __always_inline enum reason translates_connects(__u8 proto, bool is_host)
 		return REASON_NEXT;
 	if (proto != IPPROTO_UDP)
 		return REASON_PASS_PROTOCOL;
-	return config_udp_mode >= UDP_CONNECTED || is_host ? REASON_NEXT : REASON_PASS_DISABLED;
+	return translates_udp(is_host);
 }
 
 static __always_inline enum reason translates_sends(__u8 proto, bool is_host)
 {
 	if (proto != IPPROTO_UDP)
 		return REASON_PASS_PROTOCOL;
-	return config_udp_mode >= UDP_ALL || is_host ? REASON_NEXT : REASON_PASS_DISABLED;
+	return translates_udp(is_host);
 }
 
 /*

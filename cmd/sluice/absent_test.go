@@ -93,6 +93,9 @@ var absent = []struct {
 		told: []string{"configuration: --devices enp*: this node has no such device, and programs are attached to none that leads to other hosts: node ports do not answer what arrives by eth0"}, appears: renamed("eth0", "enp0s8")},
 	{name: "one of several kinds of devices", fields: "none", args: []string{"--devices=enp*,eth*,veth*"}},
 	{name: "an excluded device, which is left out anyway", names: "--exclude-devices", fields: "none", args: []string{"--exclude-devices=docker0"}},
+	{name: "datagrams left to devices that are left out", fields: "none", args: []string{"--udp=off", "--exclude-devices=veth*"},
+		told: []string{"configuration: --udp off: it leaves what pods send over UDP to their devices, and nothing is attached to veth1"}, appears: renamed("veth1", "cali1")},
+	{name: "devices of pods that are left out", fields: "none", args: []string{"--devices=eth0"}},
 	{name: "a gate", names: "featureGates", fields: "featureGates: {NoSuchGate: true}"}, // told as ignored: see TestIgnoredParts
 	{name: "a gate by a flag", names: "--feature-gates", fields: "none", args: []string{"--feature-gates=NoSuchGate=true"}},
 	{name: "a kubeconfig", names: "clientConnection.kubeconfig", fields: "clientConnection: {kubeconfig: /nosuch/kubeconfig}", refused: "/nosuch/kubeconfig"},

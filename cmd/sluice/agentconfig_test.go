@@ -204,7 +204,7 @@ func TestAgentConfigRefuses(t *testing.T) {
 		{"hostnameOverride: ' '", "-v=0", `hostnameOverride " ": it is blank`},
 		{"", "--algorithm=best", `--algorithm: "best" is none of`},
 		{"", "--heal=never", `--heal: "never" is none of`},
-		{"", "--udp=some", "--udp: "},
+		{"", "--udp=connected", `--udp: "connected": it is all or off`},
 		{"", "--forwarding=some", `--forwarding "some": it is auto or stack`},
 		{"", "--flow-table-memory=1", "--flow-table-memory "},
 	} {

@@ -50,7 +50,7 @@ func addCompletion(root *cobra.Command, services cobra.CompletionFunc) {
 
 // flagValues are the values of flags that take one of some words.
 var flagValues = map[string][]string{
-	"algorithm": {"random", "rr", "lc", "sed", "nq", "sh", "dh", "maglev"}, "heal": {"off", "eject", "resteer"}, "udp": {"all", "connected", "off"},
+	"algorithm": {"random", "rr", "lc", "sed", "nq", "sh", "dh", "maglev"}, "heal": {"off", "eject", "resteer"}, "udp": {"all", "off"},
 	"device-attach": {"tcx", "clsact"}, "forwarding": {"auto", "stack"}, "version": {"true", "false", "raw"},
 	"proxy-mode":         {string(config.ModeIPTables), string(config.ModeIPVS), string(config.ModeNFTables)},
 	"detect-local-mode":  {string(config.LocalClusterCIDR), string(config.LocalNodeCIDR), string(config.LocalBridgeInterface), string(config.LocalInterfaceNamePrefix)},

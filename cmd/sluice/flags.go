@@ -42,7 +42,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	flags := &agentFlags{kubeProxyFlags: newKubeProxyFlags(f)}
 	wanted := &flags.wanted
 	f.StringVar(&wanted.Manifests, "manifests", "", "read Services, EndpointSlices, Nodes, ServiceCIDRs, Pods and Namespaces from the YAML and JSON files in this folder, and follow them, instead of an API server")
-	f.StringVar(&flags.udp, "udp", "all", "which UDP sockets of pods are translated: all, connected (those that connect only), off; devices translate the others. The node's own always are")
+	f.StringVar(&flags.udp, "udp", "all", "which UDP sockets of pods are translated: all, or off: devices translate what pods send. The node's own always are")
 	f.StringSliceVar(&flags.devices, "devices", nil, "attach to these devices only: shell patterns, each with =pods or =uplink to set what the device leads to instead of detecting it (default: all devices that lead to pods or to other hosts)")
 	f.StringSliceVar(&flags.excludeDevices, "exclude-devices", nil, "never attach to these devices: shell patterns")
 	f.StringVar(&flags.deviceAttach, "device-attach", "", "how to attach to devices: tcx or clsact (default: tcx where the kernel has it)")

@@ -140,6 +140,9 @@ func (s nodeStatus) wrong() []string {
 	if s.NotCovered != "" {
 		texts = append(texts, "not covered: "+s.NotCovered)
 	}
+	for _, limit := range s.Limits {
+		texts = append(texts, "not translated: "+limit)
+	}
 	if s.Flows.Flood != "" {
 		texts = append(texts, s.Flows.Flood)
 	}

@@ -78,6 +78,9 @@ func drawStatus(t *table, s status.Status) {
 	default:
 		t.note("forwarding: what goes to backends on other nodes does not pass the network stack")
 	}
+	for _, limit := range s.Limits {
+		t.note("not translated: " + limit)
+	}
 	if s.MasqueradePorts != "" {
 		line := "masquerade: with the ports " + s.MasqueradePorts
 		if s.PortsProblem != "" {

@@ -65,6 +65,10 @@ func TestStatusOfHooks(t *testing.T) {
 			"masquerade: with the ports 1024-29999 (28976 ports); sockets get them\n",
 		},
 		{
+			"of a node where some is not translated", status.Status{Running: true, Limits: []string{"SCTP of its processes"}},
+			"not translated: SCTP of its processes\n",
+		},
+		{
 			"effective in a part of the machine",
 			status.Status{Hooks: hooks[1:], NotCovered: "sockets of processes outside of this cgroup"},
 			"hooks     1 of 1 attached to /cgroup, effective\n" +

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/pkg/config"
 	"github.com/sluice-lb/sluice/pkg/events"
 	"github.com/sluice-lb/sluice/pkg/kube"
@@ -50,6 +51,7 @@ func newModel(cfg Config, p parts) *model {
 		NodeName: cfg.NodeName, NodeOptional: cfg.Manifests != "",
 		NodePortAddresses: cfg.NodePortAddresses, HadNodePorts: p.hadNodePorts, NodeIP: cfg.NodeIP,
 		Devices: cfg.Local.Rules(cfg.Devices), Local: cfg.Local, ThroughStack: p.throughStack,
+		UDPAtDevices: cfg.Datapath.UDP == bpf.UDPOff,
 	})
 	self := lb.Node{
 		Name: cfg.NodeName, PrimaryIPs: here.PrimaryIPs(), MasqueradeAll: cfg.MasqueradeAll,
@@ -70,6 +72,16 @@ func newModel(cfg Config, p parts) *model {
 		log:                 cfg.Log,
 		events:              p.events,
 	}
+}
+
+// limits returns what no program translates, as the node is configured.
+func (m *model) limits() []string {
+	limits := m.here.Limits()
+	if m.state.HasSCTP() {
+		limits = append(limits, "SCTP of this node's own processes to Services: neither sockets nor devices translate it")
+	}
+
+	return limits
 }
 
 func (m *model) setNode(n kube.Node) {

@@ -76,6 +76,7 @@ func (a *agent) status() status.Status {
 	for _, source := range slices.Sorted(stdmaps.Keys(a.model.problems)) {
 		s.Problems = append(s.Problems, a.model.problems[source]...)
 	}
+	s.Limits = a.model.limits()
 	for _, pod := range a.model.optOuts.List() {
 		s.OptedOut = append(s.OptedOut, status.OptedOutPod{Pod: pod.Namespace + "/" + pod.Name, UID: pod.UID})
 	}

@@ -24,7 +24,7 @@ func TestConfigValidate(t *testing.T) {
 		{"without a bpf root", func(c *Config) { c.BPFRoot = "" }, `bpf root "": a path is required`},
 		{"two folders below bpffs", func(c *Config) { c.BPFRoot = "/sys/fs/bpf/none/none" }, "no such file"},
 		{"on no bpffs", func(c *Config) { c.BPFRoot = "/proc" }, `bpf root "/proc": not on a bpf`},
-		{"of no UDP mode", func(c *Config) { c.UDP = bpf.UDPAll + 1 }, "UDP mode 3: there is no such mode"},
+		{"of no UDP mode", func(c *Config) { c.UDP = bpf.UDPAll + 1 }, "UDP mode 2: there is no such mode"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cfg := good

@@ -77,7 +77,7 @@ func TestKeptPrograms(t *testing.T) {
 	if n := same(first, again); n != len(first) {
 		t.Errorf("%d of %d programs are those of before", n, len(first))
 	}
-	other := open(func(c *Config) { c.UDP = bpf.UDPConnected })
+	other := open(func(c *Config) { c.UDP = bpf.UDPOff })
 	if n := same(again, other); n != 2 { // those of devices have nothing to do with it
 		t.Errorf("configured otherwise, %d programs are those of before, want 2", n)
 	}
@@ -89,7 +89,7 @@ func TestKeptPrograms(t *testing.T) {
 	lab.Must(t, os.Remove(pins[0]))
 	// Beside those of devices: the iterator, and those at tracepoints.
 	want := 3 + len(bpf.TraceHooks(w.config))
-	if n := same(other, open(func(c *Config) { c.UDP = bpf.UDPConnected })); n != want {
+	if n := same(other, open(func(c *Config) { c.UDP = bpf.UDPOff })); n != want {
 		t.Errorf("after a pin was lost, %d programs are those of before, want %d", n, want)
 	}
 }

@@ -17,6 +17,7 @@ type State struct {
 	services map[ServiceName]*serviceState
 	slices   map[SliceName]*EndpointSlice
 	touched  []ServiceName // some of them twice
+	sctp     int           // Services that have a port of SCTP
 }
 
 // serviceState is what is known about one name of a Service. Slices may come before the
@@ -46,9 +47,20 @@ func (s *State) SetService(service Service) {
 	if known.service != nil && known.service.equal(&service) {
 		return
 	}
+	s.countSCTP(known.service, -1)
+	s.countSCTP(&service, 1)
 	known.service = &service
 	s.touch(service.Name)
 }
+
+func (s *State) countSCTP(service *Service, n int) {
+	if service != nil && slices.ContainsFunc(service.Ports, func(p ServicePort) bool { return p.Protocol == SCTP }) {
+		s.sctp += n
+	}
+}
+
+// HasSCTP reports whether a Service has a port of SCTP.
+func (s *State) HasSCTP() bool { return s.sctp > 0 }
 
 // DeleteService removes a Service, if it is known. Its slices stay.
 func (s *State) DeleteService(name ServiceName) {
@@ -57,6 +69,7 @@ func (s *State) DeleteService(name ServiceName) {
 		return
 	}
 	s.touch(name)
+	s.countSCTP(known.service, -1)
 	known.service = nil
 	s.forget(name)
 }

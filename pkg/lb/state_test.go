@@ -112,6 +112,27 @@ func mustBeEmpty(t *testing.T, s *State) {
 	}
 }
 
+// Whether there are Services of SCTP is known as they come, change and go.
+func TestHasSCTP(t *testing.T) {
+	s := NewState(testNode)
+	sctp := func(svc *Service) { svc.Ports[0].Protocol = SCTP }
+	for i, step := range []struct {
+		act  func()
+		want bool
+	}{
+		{func() { s.SetService(service("a")) }, false},
+		{func() { s.SetService(service("b", sctp)) }, true},
+		{func() { s.SetService(service("a", sctp)) }, true},
+		{func() { s.SetService(service("b")) }, true},
+		{func() { s.DeleteService(ServiceName{"ns", "a"}) }, false},
+		{func() { s.DeleteService(ServiceName{"ns", "b"}) }, false},
+	} {
+		if step.act(); s.HasSCTP() != step.want {
+			t.Errorf("step %d: it is %v, want %v", i, s.HasSCTP(), step.want)
+		}
+	}
+}
+
 func TestWhatTouchesNothing(t *testing.T) {
 	s := NewState(testNode)
 	s.SetService(service("a", balanced))

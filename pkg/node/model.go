@@ -28,6 +28,8 @@ type ModelConfig struct {
 	// ThroughStack is why packets to backends on other nodes always pass the network stack, "" if
 	// that depends on the [State].
 	ThroughStack string
+	// UDPAtDevices is set if sockets of pods are not translated over UDP (--udp=off).
+	UDPAtDevices bool
 }
 
 // Model is what is known of this node, from the kernel and from its Node object, and what

@@ -18,7 +18,7 @@ func (m *Model) NewUnmet() ([]lb.Problem, bool) {
 	}
 	m.unmetChanged = false
 
-	return slices.Concat(m.unmetNode(), m.unmetAddresses(), m.unmetNodePorts(), m.unmetPods(), m.unmetDevices()), true
+	return slices.Concat(m.unmetNode(), m.unmetAddresses(), m.unmetNodePorts(), m.unmetPods(), m.unmetDevices(), m.unmetUDP()), true
 }
 
 func (m *Model) nodeObject() string { return "Node " + m.cfg.NodeName }
@@ -148,7 +148,7 @@ func (m *Model) unmetPods() []lb.Problem {
 			p.Field, p.Value = "detectLocal.interfaceNamePrefix", m.cfg.Devices.PodPrefix
 			p.Remedy = "Set it (--pod-interface-name-prefix) to the prefix that the CNI plugin gives devices of pods"
 		}
-		p.Message = fmt.Sprintf("none of the devices that lead to pods (%s) is detected by it: %s", listOf(pods, func(name string) string { return name }), outside)
+		p.Message = fmt.Sprintf("none of the devices that lead to pods (%s) is detected by it: %s", namesOf(pods), outside)
 
 		return []lb.Problem{p}
 	case LocalNodeCIDR:
@@ -211,13 +211,56 @@ func (m *Model) unmetDevices() []lb.Problem {
 		}
 		if missed && p.Class != ClassPods {
 			problem.Message += ", and programs are attached to none that leads to other hosts: node ports do not answer what arrives by " +
-				listOf(uplinks, func(name string) string { return name })
+				namesOf(uplinks)
 			problem.Effect = lb.Failing
 		}
 		problems = append(problems, problem)
 	}
 
 	return problems
+}
+
+// unmetUDP returns a problem if the configuration leaves the datagrams of pods to devices, and those out.
+func (m *Model) unmetUDP() []lb.Problem {
+	pods := m.excluded(ClassPods)
+	if !m.cfg.UDPAtDevices || len(pods) == 0 {
+		return nil
+	}
+
+	return []lb.Problem{{
+		Object: lb.Configuration, Field: "--udp", Value: "off",
+		Message: "it leaves what pods send over UDP to their devices, and nothing is attached to " + namesOf(pods) +
+			", which --devices or --exclude-devices leave out: UDP from there to Services is not translated",
+		Remedy: "Attach to the devices of pods, or leave --udp out", Effect: lb.Degraded,
+	}}
+}
+
+// excluded returns the names of the devices of a class that --devices and --exclude-devices leave out.
+func (m *Model) excluded(class Class) []string {
+	every := m.cfg.Devices
+	every.Only, every.Never = nil, nil
+	attached := devicesWith(m.state.Devices, m.cfg.Devices, ClassPods)
+	attached = append(attached, devicesWith(m.state.Devices, m.cfg.Devices, ClassUplink)...)
+
+	return slices.DeleteFunc(devicesWith(m.state.Devices, every, class), func(name string) bool { return slices.Contains(attached, name) })
+}
+
+// Limits returns what no program translates, since the configuration leaves devices out.
+func (m *Model) Limits() []string {
+	var limits []string
+	if pods := m.excluded(ClassPods); len(pods) > 0 {
+		limits = append(limits, "what pods behind "+namesOf(pods)+" send to Services past their sockets (SCTP; all of what has no socket hooks, "+
+			"as pods that opted out, virtual machines and networks behind a pod): --devices or --exclude-devices leave these devices out")
+	}
+	if uplinks := m.excluded(ClassUplink); len(uplinks) > 0 {
+		limits = append(limits, "what arrives for Services by "+namesOf(uplinks)+": --devices or --exclude-devices leave these devices out")
+	}
+
+	return limits
+}
+
+func namesOf(devices []string) string {
+	return listOf(devices, func(name string) string { return name })
 }
 
 // listOf returns the first elements of a list, with the number of the others.

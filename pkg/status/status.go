@@ -58,6 +58,8 @@ type Status struct {
 	// ThroughStack is why packets to backends on other nodes pass this node's network stack;
 	// empty if they need not. Only an agent knows it.
 	ThroughStack string `json:"throughStack,omitempty"`
+	// Limits are what no program translates, as the node is configured. Only an agent knows them.
+	Limits []string `json:"limits,omitempty"`
 	// MasqueradePorts are the source ports of masqueraded connections, and PortsProblem is what of
 	// them is not as it should be. Only an agent knows them.
 	MasqueradePorts string `json:"masqueradePorts,omitempty"`
