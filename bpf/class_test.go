@@ -55,6 +55,33 @@ func (w *world) sorted(t *testing.T) []entry {
 	return slices.SortedFunc(slices.Values(w.entries(t)), func(a, b entry) int { return cmp.Compare(a.flow.Role, b.flow.Role) })
 }
 
+// A device gets another class, as an uplink does that becomes the port of a bridge: open flows of the clients behind it
+// go on, and are bound to the new class. So are errors about them translated.
+func TestDeviceGetsAnotherClass(t *testing.T) {
+	for _, proto := range transports {
+		t.Run(proto.String(), func(t *testing.T) {
+			each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+				c := begin(t, w, p, proto, portPod)
+				c.establish(t)
+				was, is := uint8(maps.FlowByUplinks), uint8(maps.FlowByPods)
+				if p.class == maps.DevicePods {
+					was, is = is, was
+				}
+				p.class = maps.DevicePods + maps.DeviceUplink - p.class
+				e := errorWorld{c, unchanged, 8}
+				about := e.about(portUnreachable, p.client, clusterIP, answer(proto, clusterIP, p.client))
+				w.ingress(t, p, about).becomes(e.about(portUnreachable, p.client, portPod, answer(proto, portPod, p.client)), maps.ReasonFlowError)
+				w.ingress(t, p, second(proto, p.client, clusterIP)).becomes(second(proto, p.client, portPod), maps.ReasonFlow)
+				for _, e := range w.entries(t) {
+					if e.flow.Role == maps.FlowFromClient && e.flow.Flags&(was|is) != is {
+						t.Errorf("flags are %#x, want the class %#x", e.flow.Flags, is)
+					}
+				}
+			})
+		})
+	}
+}
+
 // A flow of an earlier build does not contain the class of devices of its client.
 func TestFlowWithoutAClass(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {

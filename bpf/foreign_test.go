@@ -106,7 +106,8 @@ func TestForeignFlowIsReplaced(t *testing.T) {
 	})
 }
 
-// A client that comes by another class of devices than before, behind which it now is, gets a flow there.
+// A client that comes by another class of devices than before, behind which it now is, opens its connections there. Its
+// exchange of datagrams goes on, if the answers pass this node.
 func TestClientThatHasMoved(t *testing.T) {
 	for _, proto := range transports {
 		each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
@@ -119,9 +120,28 @@ func TestClientThatHasMoved(t *testing.T) {
 				w.put(t, e)
 			}
 			w.wait(t, time.Second)
-			c.first(t, maps.ReasonTranslated)
+			want := maps.ReasonTranslated
+			if proto == layers.IPProtocolUDP {
+				want = maps.ReasonFlow
+			}
+			c.first(t, want)
 		})
 	}
+	t.Run("past whom answers would go", func(t *testing.T) {
+		each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+			begin(t, w, p, layers.IPProtocolUDP, remotePod)
+			for _, e := range w.entries(t) { // the flow is said to be of a pod of this node
+				e.flow.Flags = e.flow.Flags&^(maps.FlowOfNode|maps.FlowMasqueraded|maps.FlowTurned) | maps.FlowByPods
+				w.put(t, e)
+			}
+			if o := w.ingress(t, p, udp(p.client, clusterIP)); o.reasons[maps.ReasonTranslated] != 1 {
+				t.Errorf("reasons are %v", o.reasons)
+			}
+			if !w.flowOf(t, p.client, clusterIP).IsMasqueraded() {
+				t.Error("its client is not masqueraded")
+			}
+		})
+	})
 }
 
 // A port of the window may be one of the source's own: its exchanges go first, also if netfilter does not track them.

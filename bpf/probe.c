@@ -153,7 +153,7 @@ static __always_inline enum reason explain_way(struct __sk_buff *ctx, struct pac
 	const struct addr *client = &pkt->ip.key.src;
 	struct route way;
 
-	find_back(ctx, pkt, &be->addr);
+	find_back(ctx, pkt, &be->addr, &pkt->ip.key.src);
 	if (addr_flags(&be->addr) & ADDR_NODE ||
 	    !(is->pool.flags & POOL_MASQUERADE || misses_node(ctx, pkt, be)))
 		return REASON_TRANSLATED;

@@ -140,20 +140,41 @@ static __always_inline enum reason begin(struct __sk_buff *ctx, struct packet *p
 	return why == REASON_FLOW ? join_flow(ctx) : why;
 }
 
+/* The sender of a packet that has the tuple of a flow. */
+enum sender {
+	SENDER_CLIENT, /* the client of the flow */
+	SENDER_OTHER, /* another host or program with that address and port, which is behind the device at hand */
+	SENDER_ELSEWHERE, /* none that is behind that device */
+};
+
 /*
- * belongs_here reports whether a first packet, though the flow f has its tuple, is of another client: that flow is
- * foreign, or of a client behind another class of devices, and the packet comes by the device behind which its
- * source is, which the route from the flow's backend shows, as it did when the flow began. It is global, so that the
- * verifier walks it once.
+ * sender_of returns the sender of the packet, whose flow is pkt->flow, and either foreign or of a client that was
+ * behind another class of devices. The client's device may have got another class, or the client has moved. What is
+ * open goes on, as long as the answers pass this node, and a connection begins anew. It is global, so that the verifier
+ * walks it once.
  */
-__noinline int belongs_here(struct __sk_buff *ctx)
+__noinline int sender_of(struct __sk_buff *ctx)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
+	const struct backend *be;
+	const struct flow *f;
+	bool here;
 
 	if (!pkt)
-		return false;
-	find_back(ctx, pkt, &pkt->backend.addr);
-	return pkt->back && is_behind_device(ctx, pkt);
+		return SENDER_ELSEWHERE;
+	f = &pkt->flow;
+	here = is_client_here(ctx, HOOK_INGRESS);
+	if (!is_stray(f))
+		return here ? SENDER_OTHER : SENDER_CLIENT;
+	if (!here)
+		return SENDER_ELSEWHERE;
+	if (pkt->event != EVENT_OPEN)
+		return SENDER_CLIENT;
+	if (f->proto != IPPROTO_UDP)
+		return SENDER_OTHER;
+	be = backend_at(f->backend_id);
+	return be && (is_masqueraded(f) || !misses_node(ctx, pkt, be)) ? SENDER_CLIENT :
+									 SENDER_OTHER;
 }
 
 /*
@@ -163,7 +184,8 @@ __noinline int belongs_here(struct __sk_buff *ctx)
 static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct packet *pkt,
 					       __u32 flags)
 {
-	bool half_open, stray, other;
+	__u32 sender = SENDER_CLIENT;
+	bool half_open, stray;
 	struct flow *f = find_flow(pkt, &pkt->ip.key, &half_open);
 	enum reason why;
 
@@ -173,14 +195,16 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 		return begin(ctx, pkt, flags, 0);
 	}
 	stray = is_stray(f);
-	if (stray && pkt->event != EVENT_OPEN)
-		return begin_flow(ctx, flags);
-	pkt->backend.addr = f->backend;
-	other = (stray || (is_foreign(f) && f->role == FLOW_FROM_CLIENT)) &&
-		pkt->event == EVENT_OPEN && belongs_here(ctx);
-	if (stray && !other)
-		return REASON_DROP_TUPLE_TAKEN;
-	if (other || starts_new_flow(pkt, f, half_open) || dials_again(pkt, f, half_open)) {
+	if (stray || (is_foreign(f) && f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN)) {
+		pkt->flow = *f;
+		sender = sender_of(ctx);
+	}
+	if (sender == SENDER_ELSEWHERE)
+		return pkt->event == EVENT_OPEN ? REASON_DROP_TUPLE_TAKEN : begin_flow(ctx, flags);
+	if (stray && sender == SENDER_CLIENT)
+		f->flags = (f->flags & ~FLOW_OF_NODE) | class_flag(config_device_class);
+	if (sender == SENDER_OTHER || starts_new_flow(pkt, f, half_open) ||
+	    dials_again(pkt, f, half_open)) {
 		uncount(f);
 		report_bytes(f);
 		if (f->flags & FLOW_RESTEERED) { /* the socket may dial that backend again */

@@ -111,7 +111,8 @@ static __always_inline bool is_foreign(const struct flow *f)
 
 /*
  * is_stray reports whether the packet at hand, which matches f, arrives on a device of another
- * class than the client's packets do. Then it is not the client's.
+ * class than the client's packets did. It is not the client's, unless that is behind this device now: see
+ * is_client_here. A device gets another class, as an uplink does that becomes the port of a bridge.
  */
 static __always_inline bool is_stray(const struct flow *f)
 {

@@ -8,6 +8,7 @@
 
 #include "flow.h"
 #include "rewrite.h"
+#include "route.h"
 
 #define ICMP_CHECKSUM 2 /* offset, in both families */
 
@@ -185,13 +186,15 @@ __noinline int find_error_flow(struct __sk_buff *ctx, __u32 hook)
 	reversed(&pkt->quoted.key, &pkt->came);
 	pkt->came.hook = pkt->ip.key.hook;
 	f = find_flow(pkt, &pkt->came, &half_open);
-	if (!f || is_stray(f))
+	if (!f)
+		return REASON_PASS_NO_FLOW;
+	pkt->flow = *f;
+	if (is_stray(f) && !is_client_here(ctx, hook))
 		return REASON_PASS_NO_FLOW;
 	if (is_redirect(pkt->icmp_type, pkt->ip.v6))
 		return REASON_DROP_REDIRECT;
 	if (f->state == FLOW_ABANDONED)
 		return REASON_DROP_ABANDONED; /* another backend has the connection */
-	pkt->flow = *f;
 	return REASON_NEXT;
 }
 

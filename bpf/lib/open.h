@@ -47,7 +47,7 @@ __noinline int set_backend(struct __sk_buff *ctx)
 	f->flags &= ~FLOW_MASQUERADED;
 	if (is_of_node(f))
 		return 0;
-	find_back(ctx, pkt, &be->addr);
+	find_back(ctx, pkt, &be->addr, &pkt->ip.key.src);
 	f->flags &= ~FLOW_OF_NODE;
 	if (is_behind_device(ctx, pkt))
 		f->flags |= class_flag(config_device_class);
@@ -519,7 +519,7 @@ __noinline int yield_to_datagram(struct __sk_buff *ctx)
 	if (!is_foreign(&pkt->gone) &&
 	    (config_device_class != DEVICE_PODS || !(pkt->gone.flags & FLOW_BY_PODS)))
 		return 0;
-	find_back(ctx, pkt, &pkt->ip.key.dst);
+	find_back(ctx, pkt, &pkt->ip.key.dst, &pkt->ip.key.src);
 	if (is_behind_device(ctx, pkt))
 		forget_all(pkt);
 	return 0;
@@ -546,7 +546,7 @@ __noinline int open_beside(struct __sk_buff *ctx)
 		return REASON_PASS_NO_FRONTEND;
 	pkt->flow = pkt->gone;
 	make_direct(pkt);
-	find_back(ctx, pkt, &pkt->flow.backend);
+	find_back(ctx, pkt, &pkt->flow.backend, &pkt->ip.key.src);
 	if (!is_behind_device(ctx, pkt))
 		return REASON_PASS_NO_FRONTEND;
 	note_port(DIRECT_PORT);

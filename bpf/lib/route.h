@@ -159,12 +159,12 @@ static __always_inline bool is_here(struct __sk_buff *ctx, const struct backend 
 /* pkt->back, if no route leads to the client. */
 #define NO_DEVICE (~0U)
 
-/* find_back finds the route by which the node sends what comes from an address to the source of the packet. */
+/* find_back finds the route by which the node sends what comes from an address to a client. */
 static __always_inline void find_back(struct __sk_buff *ctx, struct packet *pkt,
-				      const struct addr *from)
+				      const struct addr *from, const struct addr *client)
 {
 	struct route back;
-	bool found = find_route(ctx, from, &pkt->ip.key.src, &back);
+	bool found = find_route(ctx, from, client, &back);
 
 	pkt->back = found ? back.ifindex : NO_DEVICE;
 	pkt->by_gateway = found && back.gateway;
@@ -180,6 +180,20 @@ static __always_inline bool is_behind_device(struct __sk_buff *ctx, const struct
 {
 	return !pkt->back || pkt->back == device_in(ctx) ||
 	       (config_device_class == DEVICE_UPLINK && leads_out(pkt->back));
+}
+
+/*
+ * is_client_here reports whether the client of the flow of the packet at a hook is behind the device at hand, which the
+ * route from the flow's backend shows, as it did when the flow began. It is global, so that the verifier walks it once.
+ */
+__noinline int is_client_here(struct __sk_buff *ctx, __u32 hook)
+{
+	struct packet *pkt = packet_at(hook);
+
+	if (!pkt)
+		return false;
+	find_back(ctx, pkt, &pkt->flow.backend, &pkt->flow.client);
+	return pkt->back && is_behind_device(ctx, pkt);
 }
 
 /*
