@@ -153,7 +153,7 @@ func TestEndingOfConnections(t *testing.T) {
 		}, live, live},
 		{"reset by the backend, that had sent more", []said{
 			byBackend(segment("P.").with("hello")), byBackend(segment("R.").numbered(6)),
-		}, live, free},
+		}, live, lastResort},
 		{"reset by the client, after data of the backend that it had not read", []said{
 			byClient(segment("P.").with("hello")), byBackend(segment("P.").acks(6).with("world")), byClient(segment("R").numbered(6)),
 		}, free, free},
@@ -191,6 +191,37 @@ func TestEndingOfConnections(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A sender that knows only addresses and ports finds a plausible number of a connection by 2,048 segments, and then has 64
+// for a reset at the end of what the side has sent. The connection goes on after that, also if the table is full.
+func TestConnectionIsNotEndedBlindly(t *testing.T) {
+	const seqs, acks, between = 64, 32, 1 << 25
+	each(t, ways, func(t *testing.T, w *world, p place) {
+		c := beginOnOnePort(t, w, p)
+		c.establish(t)
+		forge := func(in packet) { w.ingress(t, p, in.from(p.client).to(clusterIP)) }
+		for i := range uint32(seqs) {
+			for j := range uint32(acks) {
+				forge(segment(".").numbered(between + i<<26).acks(between + j<<27))
+			}
+		}
+		if w.role(t, maps.FlowFromClient).flow.End-firstNumber == 1 {
+			t.Fatal("no forged segment was near the connection's numbers: this test forges too few")
+		}
+		for i := range uint32(seqs) {
+			forge(segment("R").numbered(between + i<<26))
+		}
+		w.use(t, w.room(t)-w.room(t)/4+c.entryCount()-4, 0) // there is room for another one in its place
+		w.ingress(t, p, tcp(stranger, clusterIP, "S")).drops(maps.ReasonDropFlowTable)
+		w.wait(t, 12*time.Second)
+		w.sweep(t, 0)
+		w.use(t, 0, 0)
+		w.ingress(t, p, tcp(stranger, clusterIP, "S")).drops(maps.ReasonDropMasqueradePort)
+		forge(segment("S").numbered(7))
+		c.says(t, segment("P.").with("go on"))
+		c.returns(t, segment("P.").acks(6).with("go on"))
+	}, onePort)
 }
 
 // Only a refusal by the backend frees the port at once.

@@ -69,7 +69,8 @@ enum flow_state {
 	FLOW_NEW = 0, /* no packet, or only the first one and its retransmissions */
 	FLOW_OPEN = 1,
 	FLOW_FIN = 2, /* this side has closed and, with TCP, the other side has acknowledged that */
-	FLOW_RESET = 3, /* by a packet with a valid number or tag: see bpf/lib/ending.h */
+	FLOW_RESET =
+		3, /* by a packet with a plausible number, or a valid tag: see bpf/lib/ending.h */
 	FLOW_ABANDONED = 4, /* of a backend that was given up: see bpf/lib/resteer.h */
 	FLOW_JOINING = 5, /* FLOW_NEW of a further subflow: see is_new in bpf/lib/flow.h */
 };

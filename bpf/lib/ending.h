@@ -11,13 +11,16 @@
  * - An RST whose number is the other side's last acknowledgement, as RFC 5961 requires; or, of a
  *   refused connection, one that acknowledges the SYN.
  *
+ * An RST at the end of what its side has sent, of which the other side has not acknowledged the last
+ * part, may end the connection as well. But a forger who makes an entry believe a number knows that
+ * end, so it only closes its side, and not far from what was acknowledged.
+ *
  * A SYN on a flow that has not ended goes to the backend of that flow. If the client has forgotten
  * the connection, the backend's answer makes it send such an RST, and its next SYN starts a new
  * flow.
  *
  * An entry follows the side whose packets come to it. An entry that was created again, because a
- * full table had lost it, has no history. Then a timeout decides, as it does for an RST at the end
- * of what its side has sent: see tuple.h.
+ * full table had lost it, has no history. Then a timeout decides.
  *
  * The packets of an SCTP association carry a tag that their receiver has asked for, which makes
  * them valid.
@@ -39,9 +42,13 @@
 /* How much a backend may send before the client has confirmed, and a client in its SYN. */
 #define MAX_EARLY (1U << 16)
 
+/* How much of what a side has sent may not be acknowledged when it resets the connection. */
+#define MAX_IN_FLIGHT (1U << 20)
+
 /*
- * After this time without a packet, a flow has ended that one side has reset by an RST which the
- * other side may not accept, and another flow may take the tuple of a flow that is closing.
+ * After this time without a packet, a SYN of the same client begins another flow if one side has reset
+ * the old one by an RST which the other side may not accept, and the flow of another client may take
+ * the tuple of a flow that is closing.
  */
 #define CLOSING_NS (10 * 1000000000ULL)
 
@@ -94,6 +101,15 @@ static __always_inline bool have_ended(const struct flow *f, const struct flow *
 }
 
 /*
+ * is_in_flight reports whether the end of what the side of f has sent is near what the other side has
+ * acknowledged, as far as that is known.
+ */
+static __always_inline bool is_in_flight(const struct flow *f, const struct flow *other)
+{
+	return !other || !other->ack || f->end - other->ack < MAX_IN_FLIGHT;
+}
+
+/*
  * check_reset accepts an RST of the side of f, marks it as invalid, or leaves it to the timeout.
  * other is the entry of the other side, or NULL.
  */
@@ -106,7 +122,7 @@ static __always_inline void check_reset(struct packet *pkt, struct flow *f,
 		f->ending |= FLOW_RST_VALID;
 	else if (other && !other->ack && other->end && tcp->acks && tcp->ack == other->end)
 		f->ending |= FLOW_RST_VALID;
-	else if (is_new(f) || !f->end || tcp->seq != f->end)
+	else if (is_new(f) || !f->end || tcp->seq != f->end || !is_in_flight(f, other))
 		pkt->event = EVENT_INVALID;
 }
 

@@ -44,6 +44,16 @@ static __always_inline bool has_closed(const struct flow *entry)
 	return entry->state == FLOW_FIN || entry->state == FLOW_RESET;
 }
 
+/*
+ * has_reset reports whether the side of an entry has reset the flow, and the other side must have
+ * accepted that: see ending.h.
+ */
+static __always_inline bool has_reset(const struct flow *entry)
+{
+	return entry->state == FLOW_RESET &&
+	       (entry->proto != IPPROTO_TCP || entry->ending & FLOW_OVER);
+}
+
 /* uncount takes a flow out of its backend's load, unless it already is. */
 static __always_inline void uncount(struct flow *from_client)
 {
@@ -134,15 +144,14 @@ __noinline int has_ended(__u32 hook)
 	f = &pkt->gone;
 	from = entry_of(pkt, f, FLOW_FROM_CLIENT);
 	to = answers_of(pkt, f);
-	if (f->state == FLOW_RESET || !from || !to)
-		return f->state == FLOW_RESET;
-	return from->state == FLOW_RESET || to->state == FLOW_RESET ||
-	       (has_closed(from) && has_closed(to));
+	if (has_reset(f) || !from || !to)
+		return has_reset(f);
+	return has_reset(from) || has_reset(to) || (has_closed(from) && has_closed(to));
 }
 
 /*
  * update_load is called when a side of a flow has changed its state: the flow is in its backend's
- * load as long as it has not ended.
+ * load as long as it has not ended, nor seems to be reset.
  */
 static __noinline int update_load(struct packet *pkt, const struct flow *f)
 {
@@ -151,11 +160,13 @@ static __noinline int update_load(struct packet *pkt, const struct flow *f)
 	if (!from)
 		return 0;
 	pkt->gone = *f;
+	if (f->state == FLOW_RESET)
+		uncount(from);
 	if (has_ended(pkt->ip.key.hook)) {
 		uncount(from);
 		comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
 		bpf_map_push_elem(&sl_ended, &pkt->key, BPF_EXIST);
-	} else if (!(from->flags & FLOW_COUNTED)) {
+	} else if (f->state != FLOW_RESET && !(from->flags & FLOW_COUNTED)) {
 		from->flags |= FLOW_COUNTED;
 		add_flows(from->backend_id, 1);
 	}

@@ -226,8 +226,8 @@ static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const s
 		return idle > OPENING_NS ? HOLD_NONE : HOLD_LIVE;
 	if (had->state == FLOW_OPEN || idle <= CLOSING_NS)
 		return HOLD_LIVE;
-	/* The other side may go on for long after a FIN. */
-	return had->state == FLOW_FIN && had->proto == IPPROTO_TCP ? HOLD_ENDED : HOLD_NONE;
+	/* The other side may go on for long after a FIN, or have ignored an RST. */
+	return had->proto == IPPROTO_TCP ? HOLD_ENDED : HOLD_NONE;
 }
 
 /*

@@ -107,11 +107,11 @@ func isOver(proto uint8, notes []note) bool {
 			flows++
 		}
 		switch {
-		case n.state == maps.FlowReset:
+		case n.state == maps.FlowReset && proto != tcp:
 			resets++
-		case n.state == maps.FlowFin && (n.role == fromClient || n.role == toBackend):
+		case (n.state == maps.FlowFin || n.state == maps.FlowReset) && (n.role == fromClient || n.role == toBackend):
 			byClient++
-		case n.state == maps.FlowFin:
+		case n.state == maps.FlowFin || n.state == maps.FlowReset:
 			byBackend++
 		}
 	}

@@ -147,20 +147,27 @@ type State string
 const (
 	Opening     State = "opening"     // the client has not sent a second packet
 	Established State = "established" //
-	Closing     State = "closing"     // one side has sent a FIN that the other acknowledged
+	Closing     State = "closing"     // one side has sent a FIN that the other acknowledged, or an RST that it need not have accepted
 	Closed      State = "closed"      // both have, or the connection was reset
 
 	Unanswered State = "unanswered" // the backend has not sent anything
 	Answered   State = "answered"   //
 )
 
-const protoUDP = 17
+const (
+	protoTCP = 6
+	protoUDP = 17
+)
 
 // isAssured reports whether an entry in half_open belongs to an assured connection: the map flows may
 // have had no room for it. A UDP flow without room counts as unanswered.
 func isAssured(f *maps.Flow) bool {
 	return f.Proto != protoUDP && f.Role == maps.FlowFromClient && (f.State == maps.FlowOpen || f.State == maps.FlowFin)
 }
+
+// isReset reports whether a side has reset the flow, and the other side must have accepted that. With TCP, that is so
+// if the flow is over.
+func isReset(f *maps.Flow) bool { return f.Proto != protoTCP && f.State == maps.FlowReset }
 
 // state returns the state that the entries have together. Packets of either side use two entries if the
 // flow is masqueraded, so two entries with a FIN may be of the same side.
@@ -169,11 +176,9 @@ func (g *group) state() State {
 	var finSeen struct{ client, backend bool }
 	for _, e := range g.entries {
 		assured = assured || !e.table.halfOpen || isAssured(&e.value)
-		over = over || e.value.Ending&maps.FlowOver != 0
+		over = over || e.value.Ending&maps.FlowOver != 0 || isReset(&e.value)
 		switch e.value.State {
-		case maps.FlowReset:
-			over = true
-		case maps.FlowFin:
+		case maps.FlowReset, maps.FlowFin:
 			fromClient := e.value.Role == maps.FlowFromClient || e.value.Role == maps.FlowToBackend
 			finSeen.client = finSeen.client || fromClient
 			finSeen.backend = finSeen.backend || !fromClient

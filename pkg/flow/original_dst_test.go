@@ -45,7 +45,7 @@ func TestOriginalDsts(t *testing.T) {
 	w.put(t, flowTo(tcp, 4, "192.0.2.3"), note{toClient, maps.FlowOpen, false, 23 * time.Hour})
 	w.put(t, flowTo(sctp, 5, "192.0.2.4"), note{toBackend, maps.FlowOpen, false, 0})
 	w.put(t, flowTo(udp, 6, "192.0.2.5"), note{fromBackend, maps.FlowOpen, true, 0})
-	w.put(t, flowTo(tcp, 7, "192.0.2.6"), note{fromClient, maps.FlowReset, false, time.Hour})
+	w.put(t, flowTo(tcp, 7, "192.0.2.6"), note{fromClient, maps.FlowReset, false, 2 * time.Hour})
 	w.mustSweep(t, s)
 	first := s.OriginalDsts()
 	if got, want := first.String(), "[192.0.2.1 192.0.2.3 192.0.2.4 192.0.2.5 192.0.2.6 2001:db8::2]"; got != want {

@@ -218,6 +218,7 @@ func TestEmergencyTimeouts(t *testing.T) {
 	w.put(t, kept[0], note{fromClient, maps.FlowOpen, false, 23 * time.Hour})
 	w.put(t, kept[1], note{fromClient, maps.FlowOpen, false, 29 * time.Second})
 	hurried := []maps.Flow{flowOf(tcp, 3), flowOf(tcp, 4), flowOf(udp, 5), flowOf(udp, 6)}
+	hurried[1].Ending = maps.FlowOver
 	w.put(t, hurried[0], note{fromClient, maps.FlowFin, false, 32 * time.Second})
 	w.put(t, hurried[1], note{fromClient, maps.FlowReset, false, 3 * time.Second})
 	w.put(t, hurried[2], note{fromClient, maps.FlowOpen, false, 32 * time.Second})
