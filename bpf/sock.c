@@ -147,7 +147,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 		return why;
 
 	client = client_in(netns);
-	answered = has_received(ctx);
+	answered = may_have_received(ctx);
 	joins = config_heal && ctx->protocol == IPPROTO_TCP && joins_connection(ctx);
 	if (ctx->protocol == IPPROTO_UDP ? !answered && shows_answers(be->id, now) : !joins)
 		note_dial(be, client, now);
@@ -446,11 +446,15 @@ int sluice_release(struct bpf_sock *ctx)
 		count_sock_bytes(ctx, state->service_port_id);
 	if (ctx->protocol != IPPROTO_UDP)
 		return 1;
-	if (config_heal && state && !state->answered) {
+	/* A socket that is connected no more may have received from anybody. */
+	if (config_heal && state && !state->answered && ctx->state == BPF_TCP_ESTABLISHED) {
 		now = bpf_ktime_get_ns();
 		/* The context of this hook is the socket. */
 		if (elapsed(now, state->since) < MAX_ANSWER_AGE)
 			note_answer(state, (const void *)ctx, now);
+		if (!state->answered && !state->resteered)
+			note_abandoned(state->backend_id, state->service_port_id, state->client,
+				       state->since, now);
 	}
 	own = bpf_sk_storage_get(&sl_udp_dials, ctx, NULL, 0);
 	if (own)

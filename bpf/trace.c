@@ -6,6 +6,7 @@
  * other network namespaces and other agents: they act only on sockets that have our state.
  */
 #include <linux/errno.h>
+#include <bpf/bpf_core_read.h>
 
 #include "lib/handshake.h"
 #include "lib/health.h"
@@ -14,18 +15,32 @@
 /* The arguments of a tracepoint are words. */
 
 /*
+ * is_in_repair reports whether the application only restores a connection (CRIU): it is established by
+ * connect(), without a packet.
+ */
+static __always_inline bool is_in_repair(const struct sock *sk)
+{
+	return BPF_CORE_READ_BITFIELD_PROBED((const struct tcp_sock *)sk, repair);
+}
+
+/*
  * note_handshake notes what the end of a handshake shows of the backend. A socket that the application
- * has closed before has no error, and shows nothing: its retransmissions were noted.
+ * has closed before has no error; its retransmissions were noted.
  */
 static __always_inline void note_handshake(const struct sock *sk, const struct sock_state *state,
 					   bool established, __u64 now)
 {
 	if (established) {
-		note_success(state->backend_id, state->service_port_id, state->client, state->since,
-			     now);
+		if (!is_in_repair(sk))
+			note_success(state->backend_id, state->service_port_id, state->client,
+				     state->since, now);
 		return;
 	}
 	switch (sk->sk_err) {
+	case 0:
+		note_abandoned(state->backend_id, state->service_port_id, state->client,
+			       state->since, now);
+		break;
 	case ECONNREFUSED:
 		note_refusal(state->backend_id, state->service_port_id, state->client,
 			     HEALTH_REFUSED, now);

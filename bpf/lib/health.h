@@ -350,6 +350,28 @@ __noinline int note_retransmit(__u32 backend_id, __u32 service_port_id, __u32 cl
 }
 
 /*
+ * note_abandoned is called when the client of a connection that began at a time has given it up. Sooner than
+ * a backend may answer, that shows nothing of the backend: the connection is no evidence any more. Nothing
+ * else was noted of it so soon.
+ */
+__noinline int note_abandoned(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 begun,
+			      __u64 now)
+{
+	struct backend_health *h;
+
+	if (!config_heal || elapsed(now, begun) >= ANSWER_FRESH)
+		return 0;
+	h = health_place(backend_id);
+	if (!h || h->id != backend_id || !h->evidence || !h->answered ||
+	    elapsed(begun, h->answered) < ANSWER_FRESH) /* it was not counted, or all was forgotten */
+		return 0;
+	h->evidence--;
+	if (h->evidence_reaching && reached_since(service_port_id, client, h->unanswered))
+		h->evidence_reaching--;
+	return 0;
+}
+
+/*
  * note_refusal is called when a connection to a backend is refused: cause is HEALTH_REFUSED, or
  * HEALTH_UNREACHABLE if the network did it.
  */

@@ -146,6 +146,8 @@ struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
 	int sk_err;
+	int sk_forward_alloc;
+	int sk_reserved_mem; /* from Linux 5.16 on */
 	__u8 sk_kern_sock : 1, sk_userlocks : 4;
 	kuid_t sk_uid; /* who has made it, as the node's own user namespace sees that */
 	struct socket *sk_socket;
@@ -162,6 +164,7 @@ struct tcp_sock {
 	__u32 total_retrans;
 	__u32 srtt_us; /* in eighths */
 	bool is_mptcp;
+	__u8 repair : 1;
 };
 
 struct inet_connection_sock {

@@ -50,18 +50,31 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 }
 
 /*
- * received_any reports whether a UDP socket has received anything while it was connected, now or to
- * another peer before: the kernel sets the CPU of its incoming datagrams when the first one arrives.
+ * Two fields of a UDP socket change when it receives its first datagram: the kernel charges that to the
+ * memory of the socket, of which a part remains, and sets the CPU of incoming datagrams, if the socket is
+ * connected. An application can set either by an option, without any datagram.
  */
-static __always_inline bool received_any(const struct sock *sk)
+
+/*
+ * may_have_received reports whether a UDP socket that connects shows either. So it does not show whether
+ * its next peer answers.
+ */
+static __always_inline bool may_have_received(struct bpf_sock_addr *ctx)
 {
-	return BPF_CORE_READ(sk, __sk_common.skc_incoming_cpu) >= 0;
+	const struct sock *sk = sock_of(ctx);
+
+	return config_heal && ctx->protocol == IPPROTO_UDP &&
+	       (BPF_CORE_READ(sk, __sk_common.skc_incoming_cpu) >= 0 ||
+		BPF_CORE_READ(sk, sk_forward_alloc));
 }
 
-/* has_received is received_any at a hook. Such a socket does not show whether its next peer answers. */
-static __always_inline bool has_received(struct bpf_sock_addr *ctx)
+/* has_received reports whether a UDP socket that showed neither when it connected has received a datagram. */
+static __always_inline bool has_received(const struct sock *sk)
 {
-	return config_heal && ctx->protocol == IPPROTO_UDP && received_any(sock_of(ctx));
+	if (bpf_core_field_exists(sk->sk_reserved_mem) && BPF_CORE_READ(sk, sk_reserved_mem))
+		return false;
+	return BPF_CORE_READ(sk, __sk_common.skc_incoming_cpu) >= 0 &&
+	       BPF_CORE_READ(sk, sk_forward_alloc) > 0;
 }
 
 /*
@@ -138,7 +151,7 @@ static __always_inline void forget_original_dst(struct bpf_sock_addr *ctx)
  */
 static __always_inline void note_answer(struct sock_state *state, const struct sock *sk, __u64 now)
 {
-	if (!config_heal || state->answered || state->resteered || !received_any(sk))
+	if (!config_heal || state->answered || state->resteered || !has_received(sk))
 		return;
 	state->answered = 1;
 	note_success(state->backend_id, state->service_port_id, state->client, state->since, now);

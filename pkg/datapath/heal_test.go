@@ -167,6 +167,105 @@ func TestHealReconnectedSocket(t *testing.T) {
 	}
 }
 
+// What an application can do to its own socket clears no suspicion.
+func TestHealFeignedAnswers(t *testing.T) {
+	w := newHealing(t)
+	client := w.pod(t)
+	w.add(t, service{proto: "udp", at: []string{"10.96.1.2:53"}, to: w.all4()[1:2]})
+	const at = "10.96.1.1:80"
+	silence(t, w.answers[2])
+	suspects := make(map[string]uint32)
+	for _, proto := range []string{"udp", "tcp"} {
+		suspects[proto+"4"] = w.add(t, service{proto: proto, at: []string{at}, to: w.all4()[2:]}).backends[0]
+	}
+	// A datagram of its own socket.
+	tell := func(socket *lab.Socket) error {
+		local, err := socket.Local()
+		if err != nil {
+			return err
+		}
+		other := mustSocket(t, client, "udp4")
+		to := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), local.Port())
+		if err := other.SendTo("me\n", to.String()); err != nil {
+			return err
+		}
+		_, _, err = socket.Recv()
+
+		return errors.Join(err, other.Close())
+	}
+	option := func(level, name, value int) func(*lab.Socket) error {
+		return func(socket *lab.Socket) error { return socket.SetOption(level, name, value) }
+	}
+	incomingCPU := option(unix.SOL_SOCKET, unix.SO_INCOMING_CPU, 0)
+	for _, test := range []struct {
+		name, network string
+		before, after []func(*lab.Socket) error
+	}{
+		{"CPU of datagrams, before it connects", "udp4", []func(*lab.Socket) error{incomingCPU}, nil},
+		{"CPU of datagrams", "udp4", nil, []func(*lab.Socket) error{incomingCPU}},
+		{"memory", "udp4", nil, []func(*lab.Socket) error{incomingCPU, option(unix.SOL_SOCKET, unix.SO_RESERVE_MEM, 1<<16)}},
+		{"a datagram of its own, before it connects", "udp4", []func(*lab.Socket) error{
+			func(s *lab.Socket) error { return s.Bind("0.0.0.0:0") }, tell,
+		}, []func(*lab.Socket) error{incomingCPU}},
+		{"a datagram of its own, when it is connected no more", "udp4", []func(*lab.Socket) error{
+			func(s *lab.Socket) error { return s.Bind("0.0.0.0:5005") },
+		}, []func(*lab.Socket) error{(*lab.Socket).Disconnect, tell, incomingCPU}},
+		{"repair", "tcp4", []func(*lab.Socket) error{option(unix.IPPROTO_TCP, unix.TCP_REPAIR, 1)}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			id := suspects[test.network]
+			ago := func(d time.Duration) uint64 { return now() - uint64(d) }
+			was := maps.BackendHealth{Id: id, Answered: ago(5 * time.Second), Suspected: ago(time.Second), Until: ago(time.Millisecond)}
+			lab.Must(t, w.Maps().Health.Put(maps.Index(id), was))
+			socket := mustSocket(t, client, test.network)
+			for _, do := range test.before {
+				lab.Must(t, do(socket))
+			}
+			lab.Must(t, socket.Connect(at))
+			for _, do := range test.after {
+				err := do(socket)
+				if errors.Is(err, unix.EOPNOTSUPP) {
+					t.Skip("no memory can be reserved here: the kernel does not count that of sockets by cgroup")
+				}
+				lab.Must(t, err)
+			}
+			lab.Must(t, socket.Close())
+			if h := w.health(id); !h.IsSuspect() || h.Answered != was.Answered {
+				t.Errorf("it was %+v, and is %+v", was, h)
+			}
+		})
+	}
+}
+
+// Connections that their clients give up before a backend may answer speak against none.
+func TestHealAbandoned(t *testing.T) {
+	w := newHealing(t)
+	client := w.pod(t)
+	const at = "10.96.1.1:80"
+	silence(t, w.answers[2])
+	for network, proto := range map[string]string{"tcp4": "tcp", "udp4": "udp"} {
+		s := w.add(t, service{proto: proto, at: []string{at}, to: w.all4()[2:]})
+		for _, kept := range []time.Duration{0, 100 * time.Millisecond} {
+			t.Run(fmt.Sprintf("%s, after %v", network, kept), func(t *testing.T) {
+				id := s.backends[0]
+				lab.Must(t, w.Maps().Health.Put(maps.Index(id), maps.BackendHealth{Id: id, Answered: now() - uint64(time.Second)}))
+				for range 5 {
+					socket := mustSocket(t, client, network)
+					lab.Must(t, socket.SetTimeout(time.Millisecond))
+					if err := socket.Connect(at); err != nil && !errors.Is(err, unix.ETIMEDOUT) {
+						t.Fatal(err)
+					}
+					time.Sleep(kept)
+					lab.Must(t, socket.Close())
+				}
+				if h := w.health(id); h.Evidence > 0 != (kept > 0) {
+					t.Errorf("it is %+v", h)
+				}
+			})
+		}
+	}
+}
+
 // A connection whose SYNs are sent again soon takes no less time to fail than one to no Service, which
 // has the kernel's timeouts, and not much more.
 func TestConnectFailsNoSooner(t *testing.T) {
