@@ -23,7 +23,7 @@ var budgets = map[string]uint32{
 	"connect6":     55_000, // 46,000 on 6.18: all devices and addresses of a namespace are looked at
 	"sendmsg4":     70_000,
 	"sendmsg6":     70_000,
-	"recvmsg4":     800,
+	"recvmsg4":     1_000,
 	"recvmsg6":     1_500,
 	"getpeername4": 200,
 	"getpeername6": 800,

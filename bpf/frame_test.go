@@ -193,8 +193,12 @@ func (p packet) transport(f family) []byte {
 	case layers.IPProtocolTCP:
 		header := p.tcpHeader()
 		p.pseudo(f, header)
+		bytes := mustBytes(header, payload)
+		if p.unsummed {
+			bytes[16] ^= 1
+		}
 
-		return mustBytes(header, payload)
+		return bytes
 	case layers.IPProtocolUDP:
 		header := &layers.UDP{SrcPort: layers.UDPPort(p.src.Port()), DstPort: layers.UDPPort(p.dst.Port())}
 		p.pseudo(f, header)
@@ -259,6 +263,9 @@ func (p packet) tcpHeader() *layers.TCP {
 		stamp := binary.BigEndian.AppendUint32(nil, p.stamp)
 		header.Options = append(header.Options, layers.TCPOption{OptionType: 1}, layers.TCPOption{OptionType: 1},
 			layers.TCPOption{OptionType: 8, OptionLength: 10, OptionData: append(stamp, 0, 0, 0, 1)})
+	}
+	if p.signs != 0 {
+		header.Options = append(header.Options, layers.TCPOption{OptionType: layers.TCPOptionKind(p.signs), OptionData: make([]byte, 16)})
 	}
 	if p.subflow != nil {
 		header.Options = append(header.Options, layers.TCPOption{OptionType: 30, OptionData: p.subflow})

@@ -599,13 +599,14 @@ func TestHealAtDevices(t *testing.T) {
 					t.Helper()
 					for _, e := range w.entries(t) {
 						e.flow.Created -= uint64(d)
+						e.flow.LastSeen -= uint64(d)
 						w.put(t, e)
 					}
 				}
 				age(-time.Hour)
 				c.first(t, maps.ReasonFlow)
 				check("after a duplicate of the first packet", shown{})
-				age(time.Hour + later)
+				age(time.Hour + time.Second)
 				c.first(t, maps.ReasonFlow)
 				check("after it was sent again", shown{evidence: 3})
 				if c.masqueradedPort == 0 {

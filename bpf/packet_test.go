@@ -26,7 +26,8 @@ type packet struct {
 	chunk    uint8             // SCTP's first
 	bears    uint32            // SCTP's tag; 0: the one that everyone asks for
 	reflects bool              // SCTP: that is the tag of what the packet answers
-	unsummed bool              // UDP without a checksum
+	signs    uint8             // the kind of TCP's option with a signature; 0: none
+	unsummed bool              // UDP without a checksum, TCP with a wrong one
 	own      bool              // of this node, which writes neither an ID nor a flow label
 	toAll    bool              // to all stations of the Ethernet
 	whole    bool              // IPv4: it may not be cut
@@ -172,6 +173,7 @@ func (p packet) tagged(vlans ...uint16) packet { p.tags = vlans; return p }
 func (p packet) withExtras(n int) packet       { p.extras = n; return p }
 func (p packet) withHops(n uint8) packet       { p.hops = n; return p }
 func (p packet) withTOS(tos uint8) packet      { p.tos = tos; return p }
+func (p packet) signed(kind uint8) packet      { p.signs = kind; return p }
 func (p packet) withoutSum() packet            { p.unsummed = true; return p }
 func (p packet) broadcast() packet             { p.toAll = true; return p }
 func (p packet) uncut() packet                 { p.whole = true; return p }

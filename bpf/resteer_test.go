@@ -388,29 +388,71 @@ func TestSubflowIsAccepted(t *testing.T) {
 	}
 }
 
-// Of the connections to a Service, the refusals of one in ten are hidden, and of the first 50. They are counted.
+// Of the connections to a Service, the refusals of one in ten are hidden, and of the first 12 of each group of
+// clients. They are counted.
 func TestFewRefusalsAreHidden(t *testing.T) {
-	const connections, most = 400, 50 + 400/10
+	const connections, most = 400, 4*12 + 400/10
 	w := newWorld(t, ipv4, resteer)
-	s := w.serve(t, service{at: []string{clusterIP}, to: []string{portPod, portPodToo}})
-	lab.Must(t, w.maps.Replacements()["sl_refusal_debt"].Put(maps.Index(s.id), int32(0))) // of other tests
-	p := uplink
+	two := []string{portPod, portPodToo}
+	s := w.serve(t, service{at: []string{clusterIP}, to: two})
+	w.forgetHiddenRefusals(t)
 	for n := range connections {
-		p.client = fmt.Sprintf("%s:%d", at(client).Addr(), 20000+n)
-		c := w.try(t, p, layers.IPProtocolTCP, portPod, portPodToo)
-		w.forgetRefusals(t)
-		c.arrives(t, tcp(c.backend, p.client, "R."))
+		w.refuse(t, fmt.Sprintf("8.0.%d.1:%d", 201+n%50, 20000+n), two...)
 	}
-	var hidden uint64
+	if hidden := w.hiddenRefusals(t, s.id); hidden > most || hidden < most-10 {
+		t.Errorf("%d of %d refusals are hidden, want some %d", hidden, connections, most)
+	}
+}
+
+// One client that is refused often leaves hidden refusals to others.
+func TestHiddenRefusalsOfOneClient(t *testing.T) {
+	w := newWorld(t, ipv4, resteer)
+	two := []string{portPod, portPodToo}
+	s := w.serve(t, service{at: []string{clusterIP}, to: two})
+	w.forgetHiddenRefusals(t)
+	for n := range 300 {
+		w.refuse(t, fmt.Sprintf("%s:%d", at(client).Addr(), 20000+n), two...)
+	}
+	before := w.hiddenRefusals(t, s.id)
+	const others = 24
+	for n := range others {
+		w.refuse(t, fmt.Sprintf("8.0.%d.1:40000", 201+n), two...)
+	}
+	if hidden := w.hiddenRefusals(t, s.id) - before; hidden < others/2 {
+		t.Errorf("%d of %d refusals of others are hidden", hidden, others)
+	}
+}
+
+// forgetHiddenRefusals forgets those that are yet to be paid for.
+func (w *world) forgetHiddenRefusals(t *testing.T) {
+	t.Helper()
+	debts := w.maps.Replacements()["sl_refusal_debt"]
+	for at := range debts.MaxEntries() {
+		lab.Must(t, debts.Put(at, int32(0)))
+	}
+}
+
+// refuse refuses a new connection of a client to one of two backends, none of which has refused before.
+func (w *world) refuse(t *testing.T, client string, backends ...string) {
+	t.Helper()
+	p := uplink
+	p.client = client
+	c := w.try(t, p, layers.IPProtocolTCP, backends...)
+	w.forgetRefusals(t)
+	c.arrives(t, tcp(c.backend, p.client, "R."))
+}
+
+// hiddenRefusals returns how many refusals of a service port were hidden.
+func (w *world) hiddenRefusals(t *testing.T, servicePortID uint32) (hidden uint64) {
+	t.Helper()
 	for e, err := range w.maps.Stats.All() {
 		lab.Must(t, err)
-		if e.Key == (maps.StatKey{ServicePortId: s.id, What: maps.StatHiddenRefusals}) {
+		if e.Key == (maps.StatKey{ServicePortId: servicePortID, What: maps.StatHiddenRefusals}) {
 			hidden = e.Value
 		}
 	}
-	if hidden > most || hidden < most-5 {
-		t.Errorf("%d of %d refusals are hidden, want some %d", hidden, connections, most)
-	}
+
+	return hidden
 }
 
 // A SYN that is sent again stays with its backend where another one would be wrong.

@@ -214,7 +214,7 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 		return begin(ctx, pkt, flags, f->created);
 	}
 	if (config_heal && is_unanswered(pkt, f, half_open)) {
-		give_up(pkt, f);
+		give_up(ctx, pkt, f);
 		if (config_resteer) {
 			report_bytes(f);
 			why = begin(ctx, pkt, flags, f->created);

@@ -257,10 +257,11 @@ enum reached {
 
 /*
  * How many connections to a service port are yet to come until more refusals are hidden, by a hash of
- * its id: see bpf/lib/refusal.h.
+ * its id, each for one of some groups of clients: see bpf/lib/refusal.h.
  */
 enum refusal_debt {
 	REFUSAL_DEBTS = 4096,
+	REFUSAL_GROUPS = 4,
 };
 
 /*

@@ -334,6 +334,8 @@ static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct head
 #define TCP_OPTION_END 0
 #define TCP_OPTION_NOP 1
 #define TCP_OPTION_STAMP 8
+#define TCP_OPTION_MD5 19
+#define TCP_OPTION_AO 29
 #define TCP_OPTION_MULTIPATH 30
 #define MAX_TCP_OPTIONS 12
 
@@ -341,7 +343,7 @@ static __always_inline enum reason read_ports(struct __sk_buff *ctx, struct head
 
 /*
  * read_options reads the TCP options, up to end, of the packet at a hook: the timestamp and, of a
- * SYN, whether it joins a connection of Multipath TCP. It is global, so that the verifier walks it
+ * SYN, whether it joins a connection of Multipath TCP, and is signed. It is global, so that the verifier walks it
  * once.
  */
 __noinline int read_options(struct __sk_buff *ctx, __u32 hook, __u32 end)
@@ -366,6 +368,8 @@ __noinline int read_options(struct __sk_buff *ctx, __u32 hook, __u32 end)
 				break;
 		} else if (option[0] == TCP_OPTION_MULTIPATH) {
 			pkt->tcp.joins = option[2] >> 4 == MULTIPATH_JOIN;
+		} else if (option[0] == TCP_OPTION_MD5 || option[0] == TCP_OPTION_AO) {
+			pkt->tcp.signs = true;
 		}
 		at += option[0] == TCP_OPTION_NOP ? 1 : option[1];
 	}
@@ -389,6 +393,7 @@ static __always_inline enum reason read_tcp_event(struct __sk_buff *ctx, struct 
 	pkt->tcp.end = pkt->tcp.seq + pkt->ip.end - payload + pkt->tcp.syn + (flags & TCP_FIN);
 	pkt->tcp.stamped = false;
 	pkt->tcp.joins = false;
+	pkt->tcp.signs = false;
 	pkt->tcp.fin = flags & TCP_FIN ? FLOW_FIN_SENT : 0;
 	if (flags & (TCP_SYN | TCP_FIN))
 		read_options(ctx, pkt->ip.key.hook, payload);

@@ -75,13 +75,16 @@ volatile const bool config_resteer = false;
 
 /*
  * How many connections pay for a refusal that is hidden from a client, and how many hidden refusals
- * are yet to be paid for at most: see refusal.h.
+ * are yet to be paid for at most, in each group of clients: see refusal.h.
  */
 #define REFUSAL_PRICE 10
-#define MAX_REFUSAL_DEBT (50 * REFUSAL_PRICE)
+#define MAX_REFUSAL_DEBT (12 * REFUSAL_PRICE)
 
 /* A time that is later than all others: no pause goes on beyond. */
 #define NEVER ((1ULL << 63) - 1)
+
+/* The clients of a piece of evidence are told apart by that many bits. */
+#define CLIENT_BITS 16
 
 /* Clients are numbers: of a network namespace at sockets, of an address at devices. */
 
@@ -133,6 +136,18 @@ static __always_inline bool shows_answers(__u32 backend_id, __u64 now)
 	       elapsed(now, h->answered) < MAX_ANSWER_AGE;
 }
 
+/*
+ * counts_silence reports whether the silence of a backend counts: it has answered before, and not lately. That of
+ * one that was never seen to answer proves nothing: what is sent to it may want no answer, or its answers may
+ * not be seen.
+ */
+static __always_inline bool counts_silence(__u32 backend_id, __u64 now)
+{
+	const struct backend_health *h = health_place(backend_id);
+
+	return h && h->id == backend_id && h->answered && elapsed(now, h->answered) >= ANSWER_FRESH;
+}
+
 /* is_suspect reports whether a backend is passed over, or probed. */
 static __always_inline bool is_suspect(__u32 backend_id)
 {
@@ -153,10 +168,14 @@ static __always_inline bool has_refused(__u32 backend_id, __u64 now)
 	       elapsed(now, h->unanswered) <= EVIDENCE_AGE;
 }
 
-/* refusal_debt returns the connections that are to pay for hidden refusals; it is never NULL. */
-static __always_inline __s32 *refusal_debt(__u32 service_port_id)
+/*
+ * refusal_debt returns the connections that are to pay for the hidden refusals of a client and those that share
+ * with it: a client that has used up all leaves as many to the other groups. It is never NULL.
+ */
+static __always_inline __s32 *refusal_debt(__u32 service_port_id, __u32 client)
 {
-	__u32 at = (service_port_id & INDEX_MASK) % REFUSAL_DEBTS;
+	__u32 at = ((service_port_id & INDEX_MASK) * REFUSAL_GROUPS + client % REFUSAL_GROUPS) %
+		   REFUSAL_DEBTS;
 
 	return bpf_map_lookup_elem(&sl_refusal_debt, &at);
 }
@@ -270,7 +289,7 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 					 __u64 now)
 {
 	bool several, reaches, silent, unreached, refuses;
-	__u32 times, bit = 1U << (client % 16);
+	__u32 times, bit = 1U << (client % CLIENT_BITS);
 	__u64 waited;
 
 	if (!(h->evidence | h->refusals) || elapsed(now, h->unanswered) > EVIDENCE_AGE) {
@@ -310,8 +329,7 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 
 /*
  * note_attempt is called when a backend gets a new connection, which remains in evidence until the
- * backend answers any. The silence of one that was never seen to answer proves nothing: what is sent
- * to it may want no answer, or its answers may not be seen. client is a hash of the client.
+ * backend answers any. client is a hash of the client.
  */
 __noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 now)
 {
@@ -320,11 +338,11 @@ __noinline int note_attempt(__u32 backend_id, __u32 service_port_id, __u32 clien
 
 	if (!config_heal)
 		return 0;
-	debt = config_resteer ? refusal_debt(service_port_id) : NULL;
+	debt = config_resteer ? refusal_debt(service_port_id, client) : NULL;
 	if (debt && *debt > 0)
 		__sync_fetch_and_add(debt, -1);
-	h = health_of(backend_id);
-	if (!h || !h->answered || elapsed(now, h->answered) < ANSWER_FRESH)
+	h = health_place(backend_id);
+	if (!h || !counts_silence(backend_id, now))
 		return 0;
 	add_evidence(h, service_port_id, client, HEALTH_UNANSWERED, 1, now, now);
 	return 0;
@@ -362,8 +380,7 @@ __noinline int note_abandoned(__u32 backend_id, __u32 service_port_id, __u32 cli
 	if (!config_heal || elapsed(now, begun) >= ANSWER_FRESH)
 		return 0;
 	h = health_place(backend_id);
-	if (!h || h->id != backend_id || !h->evidence || !h->answered ||
-	    elapsed(begun, h->answered) < ANSWER_FRESH) /* it was not counted, or all was forgotten */
+	if (!h || !h->evidence || !counts_silence(backend_id, begun)) /* it was not counted */
 		return 0;
 	h->evidence--;
 	if (h->evidence_reaching && reached_since(service_port_id, client, h->unanswered))

@@ -292,8 +292,8 @@ static __always_inline enum reason open_flow(struct __sk_buff *ctx, struct packe
 		return why;
 
 	add_load(ctx, pkt);
-	if (config_heal && !joins && !is_foreign(&pkt->flow))
-		note_attempt(pkt->flow.backend_id, pool->service_port_id, client_at(&came->src),
+	if (is_attempt(ctx, pkt))
+		note_attempt(pkt->flow.backend_id, pool->service_port_id, client_of(&pkt->flow),
 			     pkt->now);
 	count_bytes(pool->service_port_id, pkt->ip.end - pkt->ip.l3, 0);
 

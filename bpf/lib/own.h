@@ -150,7 +150,7 @@ static __always_inline enum reason open_own(struct __sk_buff *ctx, struct packet
 	}
 	add_load(ctx, pkt);
 	if (config_heal)
-		note_attempt(pkt->flow.backend_id, pkt->pool.service_port_id, client_at(&came->src),
+		note_attempt(pkt->flow.backend_id, pkt->pool.service_port_id, client_of(&pkt->flow),
 			     pkt->now);
 	count_bytes(pkt->pool.service_port_id, pkt->ip.end - pkt->ip.l3, 0);
 	return REASON_TRANSLATED;

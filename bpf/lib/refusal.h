@@ -18,10 +18,13 @@
 #include "rewrite.h"
 #include "tuple.h"
 
-/* owe_refusal makes later connections to a service port pay for a refusal, and is false if they owe too much. */
-static __always_inline bool owe_refusal(__u32 service_port_id)
+/*
+ * owe_refusal makes later connections of a client and its group to a service port pay for a refusal, and is
+ * false if they owe too much.
+ */
+static __always_inline bool owe_refusal(__u32 service_port_id, __u32 client)
 {
-	__s32 *debt = refusal_debt(service_port_id);
+	__s32 *debt = refusal_debt(service_port_id, client);
 
 	if (!debt || *debt > MAX_REFUSAL_DEBT - REFUSAL_PRICE)
 		return false;
@@ -108,7 +111,7 @@ __noinline int hide(struct __sk_buff *ctx, __u32 hook, __u32 client)
 	if (!find_pool_of(&original_dst, f->service_port_id, pool) ||
 	    pool->flags & POOL_NO_RESTEER ||
 	    !instead_of(pool->slot_base, pool->slot_count, f->backend_id, pkt->now) ||
-	    !owe_refusal(pool->service_port_id) || !acknowledge_nothing(ctx, pkt))
+	    !owe_refusal(pool->service_port_id, client) || !acknowledge_nothing(ctx, pkt))
 		return 0;
 	count_hidden_refusal(pool->service_port_id);
 	note_refusal(f->backend_id, pool->service_port_id, client, HEALTH_REFUSED, pkt->now);
@@ -172,7 +175,7 @@ __noinline int hide_from_client(struct __sk_buff *ctx, __u32 hook)
 		f->original_dst = state->original_dst;
 		f->original_port = state->original_port;
 	}
-	if (!hide(ctx, hook, client_at(&f->client)))
+	if (!hide(ctx, hook, client_of(f)))
 		return 0;
 	answers->ending |= FLOW_REFUSED;
 	return 1;

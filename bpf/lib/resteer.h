@@ -50,11 +50,16 @@ static __noinline bool is_unanswered(struct packet *pkt, const struct flow *f, b
  * give_up is called when f is unanswered: it notes what a SYN that is sent again shows of the backend.
  * That is pkt->given_up from then on, and its answers arrive at pkt->late.
  */
-static __always_inline void give_up(struct packet *pkt, const struct flow *f)
+static __always_inline void give_up(struct __sk_buff *ctx, struct packet *pkt, struct flow *f)
 {
-	if (f->proto == IPPROTO_TCP && !pkt->refused && !is_foreign(f))
-		note_retransmit(f->backend_id, f->service_port_id, client_at(&f->client),
-				f->created, pkt->now);
+	__u64 sooner = f->flags & FLOW_RESTEERED ? REPEAT_NS : SEND_AGAIN_NS;
+
+	if (f->proto == IPPROTO_TCP && !pkt->refused && !is_foreign(f) &&
+	    elapsed(pkt->now, f->last_seen) >= sooner && is_intact(ctx, pkt->ip.key.hook)) {
+		note_retransmit(f->backend_id, f->service_port_id, client_of(f), f->created,
+				pkt->now);
+		refresh(pkt, f, true);
+	}
 	pkt->given_up = f->backend_id;
 	comes_as(f, answers_role(f), &pkt->late);
 }
@@ -102,7 +107,7 @@ static __noinline int answer_late(struct packet *pkt, struct flow *f)
 	if (pkt->event != EVENT_ACCEPT)
 		return REASON_DROP_ABANDONED;
 	if (!is_foreign(f))
-		note_success(f->backend_id, f->service_port_id, client_at(&f->client), f->created,
+		note_success(f->backend_id, f->service_port_id, client_of(f), f->created,
 			     bpf_ktime_get_ns());
 	comes_as(f, FLOW_FROM_CLIENT, &pkt->key);
 	from = half_open_at(&pkt->key);
@@ -426,7 +431,7 @@ static __always_inline enum reason leave(struct __sk_buff *ctx, struct packet *p
 	}
 	if (udp || !resteers_own() || !is_unanswered(pkt, f, half_open))
 		return REASON_NEXT;
-	give_up(pkt, f);
+	give_up(ctx, pkt, f);
 	return resteer_own(ctx) == REASON_TRANSLATED ? REASON_TRANSLATED : REASON_NEXT;
 }
 

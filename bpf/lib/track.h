@@ -4,6 +4,7 @@
 #define SLUICE_TRACK_H
 
 #include "ending.h"
+#include "evidence.h"
 #include "pick.h"
 
 /* next_state returns the state of an entry after a packet. check_ending handles a FIN of TCP. */
@@ -192,7 +193,7 @@ __noinline int note_first_answer(__u32 hook)
 	if (!pkt)
 		return 0;
 	f = &pkt->flow;
-	client = client_at(&f->client);
+	client = client_of(f);
 	if (pkt->event == EVENT_RESET)
 		return note_refusal(f->backend_id, f->service_port_id, client, HEALTH_REFUSED,
 				    pkt->now);
