@@ -59,7 +59,13 @@ func newBackends(where *places) *cobra.Command {
 // readServices returns the agent's Services, or only the one that args name, see [status.ServiceNamed]. If no
 // agent runs, or it does not answer, it reads the maps, which have no endpoints without traffic, and writes a note about that.
 func readServices(cmd *cobra.Command, where *places, args []string) ([]status.Service, error) {
-	services, err := status.NewClient(where.socket).Services(cmd.Context())
+	client := status.NewClient(where.socket)
+	services, err := []status.Service{{}}, error(nil)
+	if len(args) == 0 {
+		services, err = client.Services(cmd.Context())
+	} else {
+		services[0], err = client.Service(cmd.Context(), args[0])
+	}
 	if errors.Is(err, status.ErrNotRunning) || errors.Is(err, status.ErrHung) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "%v\nThese are the Services in the maps; endpoints without traffic are not in there.\n\n", err)
 		pinned, errLoad := where.load()
@@ -68,21 +74,15 @@ func readServices(cmd *cobra.Command, where *places, args []string) ([]status.Se
 		}
 		defer pinned.Close()
 		services, err = status.ProgrammedServices(pinned.Tables)
+		if err == nil && len(args) > 0 {
+			services, err = status.OnlyNamed(services, args[0])
+		}
 	}
-	if err != nil || len(args) == 0 {
-		return services, err
+	if errors.As(err, new(status.NameError)) {
+		err = fmt.Errorf("%w; headless ones and those of type ExternalName lead to no address of a Service", err)
 	}
-	var names []string
-	for _, svc := range services {
-		names = append(names, svc.Name)
-	}
-	name, err := status.ServiceNamed(names, args[0])
-	if err != nil {
-		return nil, fmt.Errorf("%w; headless ones and those of type ExternalName lead to no address of a Service", err)
-	}
-	i := slices.Index(names, name)
 
-	return services[i : i+1], nil
+	return services, err
 }
 
 // backendsOf returns the backends of all ports of Services.

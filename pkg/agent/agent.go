@@ -421,12 +421,12 @@ func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.
 			return err
 		},
 		Status: func(ctx context.Context) (status.Status, error) {
-			s, err := queue.Ask(ctx, a.queue, a.status)
+			s, err := a.status(ctx)
 			s.Started, s.Silence = started, a.source.Silence()
 
 			return s, err
 		},
-		Model:    func(ctx context.Context) (status.Model, error) { return queue.Ask(ctx, a.queue, a.services) },
+		Model:    a.services,
 		Datapath: dp, Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status,
 	}
 }

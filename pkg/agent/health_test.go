@@ -100,7 +100,7 @@ func TestOneFailingServiceIsHealthy(t *testing.T) {
 	mustChange(t, p, func(*model) { p.fakes.FrontendIDs.Capacity = len(p.fakes.FrontendIDs.Entries) + 2 })
 	sinkOf(p.agent).SetService(*web(), nil)
 	p.mustPass(t, true)
-	model, err := queue.Ask(t.Context(), p.queue, p.services)
+	model, err := p.services(t.Context())
 	if err != nil || len(model.Errors) == 0 {
 		t.Fatalf("no Service fails: %v", err)
 	}

@@ -204,9 +204,9 @@ func TestHeavyServiceIsReported(t *testing.T) {
 	if len(events) != 1 || events[0].Service != h.Name || events[0].Note != note || events[0].Reason != kube.ReasonIgnored {
 		t.Errorf("reported is %+v", events)
 	}
-	model, err := queue.Ask(t.Context(), p.queue, p.services)
+	model, err := p.services(t.Context())
 	lab.Must(t, err)
-	for _, svc := range model.Services() {
+	for svc := range model.Services() {
 		if heavy := svc.Name == h.Name.String(); heavy != (len(svc.Problems) == 1) {
 			t.Errorf("%s has the problems %v", svc.Name, svc.Problems)
 		}

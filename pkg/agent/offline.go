@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -48,7 +49,10 @@ func DryRun(ctx context.Context, cfg Config) ([]status.Service, []lb.Problem, er
 	}
 	offline.Work()
 
-	return offline.agent.services().Services(), offline.agent.status().Problems, nil
+	a := offline.agent
+	snapshots := slices.Collect(a.model.state.Snapshots())
+
+	return slices.Collect(a.modelOf(snapshots, a.writer.Statuses(), a.model.problems).Services()), offline.Status().Problems, nil
 }
 
 // waitForSource waits until all objects are received, and for the Node no longer than
@@ -94,7 +98,9 @@ func (o *Offline) SetState(state node.State) {
 }
 
 // Status returns the status of an agent that runs, without what only a kernel has.
-func (o *Offline) Status() status.Status { return o.agent.status() }
+func (o *Offline) Status() status.Status {
+	return statusOf(o.agent.state(), o.agent.writer.Statuses(), o.agent.model.problems)
+}
 
 // Work applies the changes since the last call, and programs what follows from them. Failed
 // writes, and those that wait for a grace period, stay due in the writer. Before the first

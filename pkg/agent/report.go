@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"iter"
 	stdmaps "maps"
 	"net/netip"
 	"slices"
@@ -12,6 +14,8 @@ import (
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/metrics"
+	"github.com/sluice-lb/sluice/pkg/queue"
+	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
@@ -56,9 +60,33 @@ func (a *agent) reportServer(field string, address netip.AddrPort) func(error) {
 	}
 }
 
-// status returns the fields of a [status.Status] that the model and the writer have. The caller
-// has the turn.
-func (a *agent) status() status.Status {
+// status returns the fields of a [status.Status] that the model and the writer have. Any goroutine but that which has the
+// turn may call it. What takes long is collected in many short turns.
+func (a *agent) status(ctx context.Context) (status.Status, error) {
+	s, err := queue.Ask(ctx, a.queue, a.state)
+	if err != nil {
+		return s, err
+	}
+	statuses, problems, err := a.collect(ctx)
+	if err != nil {
+		return s, err
+	}
+
+	return statusOf(s, slices.Values(statuses), problems), nil
+}
+
+// statusOf adds what is not as it should be to the other fields.
+func statusOf(s status.Status, statuses iter.Seq[reconcile.Status], problems map[string][]lb.Problem) status.Status {
+	s.Errors, s.Problems = status.ErrorsOf(statuses), []lb.Problem{}
+	for _, source := range slices.Sorted(stdmaps.Keys(problems)) {
+		s.Problems = append(s.Problems, problems[source]...)
+	}
+
+	return s
+}
+
+// state returns the fields of a [status.Status] that take no time. The caller has the turn.
+func (a *agent) state() status.Status {
 	s := status.Status{
 		Version:      a.cfg.Version,
 		Node:         a.cfg.NodeName,
@@ -70,11 +98,6 @@ func (a *agent) status() status.Status {
 		ThroughStack: "the devices are not known yet",
 		Services:     a.model.state.Len(),
 		Writes:       make(map[string]uint64),
-		Problems:     []lb.Problem{},
-		Errors:       status.ErrorsOf(a.writer.Statuses()),
-	}
-	for _, source := range slices.Sorted(stdmaps.Keys(a.model.problems)) {
-		s.Problems = append(s.Problems, a.model.problems[source]...)
 	}
 	s.Limits = a.model.limits()
 	for _, pod := range a.model.optOuts.List() {
@@ -93,11 +116,43 @@ func (a *agent) status() status.Status {
 	return s
 }
 
-// services returns a copy of what is known of Services. The caller has the turn.
-func (a *agent) services() status.Model {
-	m := status.NewModel(a.writer.Statuses())
-	m.Snapshots, m.Resolve, m.Problems = slices.Collect(a.model.state.Snapshots()), a.resolve.Resolve, stdmaps.Clone(a.model.problems)
-	m.Own = a.probe
+// collect returns the statuses of Services that are not as they should be, and the problems. It takes many short turns.
+func (a *agent) collect(ctx context.Context) (statuses []reconcile.Status, problems map[string][]lb.Problem, err error) {
+	err = queue.Collect(ctx, a.queue, a.writer.StatusesInSteps(), func(s *reconcile.Status) {
+		if s != nil && len(s.Failures)+len(s.Lost)+len(s.Overlaps) > 0 {
+			statuses = append(statuses, *s)
+		}
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	problems = make(map[string][]lb.Problem)
+	err = queue.Collect(ctx, a.queue, stdmaps.Keys(a.model.problems), func(source string) { problems[source] = a.model.problems[source] })
+
+	return statuses, problems, err
+}
+
+// services returns a copy of what is known of Services. Any goroutine but that which has the turn may call it. It takes
+// many short turns, so that it is of one moment for each Service, but not for all.
+func (a *agent) services(ctx context.Context) (status.Model, error) {
+	statuses, problems, err := a.collect(ctx)
+	if err != nil {
+		return status.Model{}, err
+	}
+	var snapshots []lb.Snapshot
+	err = queue.Collect(ctx, a.queue, a.model.state.Snapshots(), func(s lb.Snapshot) { snapshots = append(snapshots, s) })
+	if err != nil {
+		return status.Model{}, err
+	}
+
+	return a.modelOf(snapshots, slices.Values(statuses), problems), nil
+}
+
+// modelOf returns what is known of Services.
+func (a *agent) modelOf(snapshots []lb.Snapshot, statuses iter.Seq[reconcile.Status], problems map[string][]lb.Problem) status.Model {
+	m := status.NewModel(statuses)
+	m.Resolve, m.Problems, m.Own = a.resolve.Resolve, problems, a.probe
+	m.Snapshots = slices.SortedFunc(slices.Values(snapshots), lb.Snapshot.Compare)
 
 	return m
 }

@@ -210,7 +210,7 @@ func TestServersThatCannotListen(t *testing.T) {
 	} {
 		listening(&net.OpError{Op: "listen", Err: os.NewSyscallError("bind", test.err)})
 		s.processQueue()
-		troubles := s.status().Troubles()
+		troubles := statusOf(s.state(), s.writer.Statuses(), s.model.problems).Troubles()
 		if len(troubles) != 1 || !strings.Contains(troubles[0], "healthzBindAddress 192.0.2.1:10256: nothing answers there: ") || !strings.Contains(troubles[0], test.remedy) {
 			t.Errorf("%v: the troubles are %q, want one with %q", test.err, troubles, test.remedy)
 		}
@@ -223,14 +223,14 @@ func TestServersThatCannotListen(t *testing.T) {
 	}
 	listening(nil)
 	s.processQueue()
-	if troubles := s.status().Troubles(); len(troubles) > 0 {
+	if troubles := statusOf(s.state(), s.writer.Statuses(), s.model.problems).Troubles(); len(troubles) > 0 {
 		t.Errorf("once it listens, the troubles are %q", troubles)
 	}
 	for _, has := range []bool{true, false, true} {
 		s.cfg.KubeProxyListens = func(at netip.AddrPort) bool { return has && at == address }
 		listening(&net.OpError{Op: "listen", Err: os.NewSyscallError("bind", unix.EADDRINUSE)})
 		s.processQueue()
-		if troubles := s.status().Troubles(); (len(troubles) == 0) != has {
+		if troubles := statusOf(s.state(), s.writer.Statuses(), s.model.problems).Troubles(); (len(troubles) == 0) != has {
 			t.Errorf("if kube-proxy has the port (%v), the troubles are %q", has, troubles)
 		}
 	}

@@ -115,14 +115,14 @@ func (i *inquiry) checkOf(ctx context.Context) (string, error) {
 	if i.Protocol != lb.TCP {
 		return "", nil
 	}
-	services, err := i.Agent.Services(ctx)
-	for _, svc := range services {
+	name := ""
+	err := i.Agent.EachService(ctx, func(svc status.Service) {
 		if svc.HealthCheckNodePort == i.To.Port() {
-			return svc.Name, err
+			name = svc.Name
 		}
-	}
+	})
 
-	return "", err
+	return name, err
 }
 
 // listOf returns the first of these names, with the number of the others.

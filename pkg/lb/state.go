@@ -2,7 +2,6 @@ package lb
 
 import (
 	"iter"
-	"maps"
 	"net/netip"
 	"slices"
 )
@@ -18,6 +17,7 @@ type State struct {
 	slices   map[SliceName]*EndpointSlice
 	touched  []ServiceName // some of them twice
 	sctp     int           // Services that have a port of SCTP
+	count    int           // of services that are not nil
 }
 
 // serviceState is what is known about one name of a Service. Slices may come before the
@@ -49,6 +49,9 @@ func (s *State) SetService(service Service) {
 	}
 	s.countSCTP(known.service, -1)
 	s.countSCTP(&service, 1)
+	if known.service == nil {
+		s.count++
+	}
 	known.service = &service
 	s.touch(service.Name)
 }
@@ -71,6 +74,7 @@ func (s *State) DeleteService(name ServiceName) {
 	s.touch(name)
 	s.countSCTP(known.service, -1)
 	known.service = nil
+	s.count--
 	s.forget(name)
 }
 
@@ -177,15 +181,7 @@ func (s *State) Service(name ServiceName) *Service {
 func (s *State) Slice(name SliceName) *EndpointSlice { return s.slices[name] }
 
 // Len returns the number of Services.
-func (s *State) Len() int {
-	n := 0
-	for _, known := range s.services {
-		if known.service != nil {
-			n++
-		}
-	}
-	return n
-}
+func (s *State) Len() int { return s.count }
 
 // Snapshot is a Service with everything that it is resolved from, as it was at one
 // moment. It is small and read only: it refers to memory of the State, which is never
@@ -220,17 +216,20 @@ func (s Snapshot) Endpoints() int {
 	return endpoints
 }
 
-// Snapshots yields every Service, sorted by name. The State must not be changed during the
-// iteration. The Snapshots stay valid when it changes later.
+// Snapshots yields every Service, in no order. The State may change between two of them: a Service that is set or deleted
+// meanwhile may be left out. The Snapshots stay valid when it changes later.
 func (s *State) Snapshots() iter.Seq[Snapshot] {
 	return func(yield func(Snapshot) bool) {
-		for _, name := range slices.SortedFunc(maps.Keys(s.services), ServiceName.compare) {
-			if snapshot, exists := s.Snapshot(name); exists && !yield(snapshot) {
+		for _, known := range s.services {
+			if known.service != nil && !yield(Snapshot{known.service, known.slices, s.node}) {
 				return
 			}
 		}
 	}
 }
+
+// Compare orders Snapshots by the names of their Services.
+func (s Snapshot) Compare(other Snapshot) int { return s.Service.Name.compare(other.Service.Name) }
 
 // at returns the state of a name, which it creates if there is none.
 func (s *State) at(name ServiceName) *serviceState {

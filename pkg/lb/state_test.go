@@ -209,14 +209,19 @@ func TestSnapshots(t *testing.T) {
 	s.SetSlice(sliceOf("b", "b-1", Endpoint{Addr: netip.MustParseAddr("10.0.0.1"), Ready: true, Serving: true}))
 	var got []string
 	var kept Snapshot
-	for svc := range s.Snapshots() {
+	for _, svc := range slices.SortedFunc(s.Snapshots(), Snapshot.Compare) {
 		got = append(got, svc.Service.Name.Name)
 		if svc.Service.Name.Name == "b" {
 			kept = svc
-			break
 		}
 	}
-	checkLines(t, got, "a", "b")
+	checkLines(t, got, "a", "b", "c")
+	for range s.Snapshots() {
+		break // which ends it
+	}
+	if s.DeleteService(ServiceName{Namespace: kept.Service.Name.Namespace, Name: "c"}); s.Len() != 2 {
+		t.Errorf("%d Services are left, want 2", s.Len())
+	}
 
 	for _, change := range []func(){
 		func() { s.SetSlice(sliceOf("b", "b-1", endpoint("10.0.0.9"), endpoint("10.0.0.10"))) },

@@ -30,8 +30,9 @@ func (s Snapshot) Unjoined(port PortName, family Family) []Unjoined {
 			continue
 		}
 		ofFamily = ofFamily || len(slice.Endpoints) > 0
+		joins := slices.ContainsFunc(slice.Ports, serves)
 		for _, e := range slice.Endpoints {
-			joined[e.Addr] = joined[e.Addr] || slices.ContainsFunc(slice.Ports, serves)
+			joined[e.Addr] = joined[e.Addr] || joins
 		}
 	}
 	var out []Unjoined
@@ -68,14 +69,20 @@ func portText(name string, protocol Protocol) string {
 	return name + "/" + protocol.String()
 }
 
+// listedPorts is how many ports of a slice are listed: each endpoint has the text.
+const listedPorts = 5
+
 // portsText lists the ports of the slice.
 func (e *EndpointSlice) portsText() string {
 	if len(e.Ports) == 0 {
 		return "it has no ports"
 	}
 	var texts []string
-	for _, p := range e.Ports {
+	for _, p := range e.Ports[:min(len(e.Ports), listedPorts)] {
 		texts = append(texts, fmt.Sprintf("%s %d", portText(p.Name, p.Protocol), p.Port))
+	}
+	if more := len(e.Ports) - listedPorts; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
 	}
 	return "it has " + strings.Join(texts, ", ")
 }

@@ -5,7 +5,9 @@ package queue
 
 import (
 	"context"
+	"iter"
 	"sync"
+	"time"
 )
 
 // Queue has changes of an S. No method but [Queue.InTurn] and the end of [Queue.Serve] waits for the goroutine that
@@ -126,5 +128,36 @@ func Ask[S, T any](ctx context.Context, q *Queue[S], compute func() T) (T, error
 		return none, ctx.Err()
 	case value := <-done:
 		return value, nil
+	}
+}
+
+// turnLimit is how long a step of [Collect] may take, after which others have their turn.
+const turnLimit = time.Millisecond
+
+// Collect calls each with what seq yields, in the goroutine that has the turn: for a millisecond at most, again and again.
+// So seq must bear that the state changes between two of its values. It returns the error of ctx if that ends before.
+func Collect[S, T any](ctx context.Context, q *Queue[S], seq iter.Seq[T], each func(T)) error {
+	next, stop := iter.Pull(seq)
+	step := func() (more bool) {
+		for end := time.Now().Add(turnLimit); time.Now().Before(end); {
+			value, ok := next()
+			if !ok {
+				return false
+			}
+			each(value)
+		}
+
+		return true
+	}
+	for {
+		more, err := Ask(ctx, q, step)
+		if err != nil {
+			q.Enqueue(func(S) { stop() }) // behind the step that may still wait
+
+			return err
+		}
+		if !more {
+			return nil
+		}
 	}
 }

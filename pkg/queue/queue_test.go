@@ -1,8 +1,11 @@
 package queue
 
 import (
+	"context"
+	"errors"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Changes of each goroutine are applied in their order.
@@ -81,5 +84,66 @@ func TestFlush(t *testing.T) {
 			<-q.Ready()
 			q.Apply(&state)
 		}
+	}
+}
+
+// What takes long is collected in many turns, between which others have theirs; it bears that the map changes meanwhile.
+func TestCollectInTurns(t *testing.T) {
+	q := New[map[int]bool](nil)
+	all := make(map[int]bool)
+	for i := range 1000 {
+		all[i] = true
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	turns := 0
+	go func() {
+		for ctx.Err() == nil {
+			select {
+			case <-q.Ready():
+				q.Apply(all)
+				turns++
+				delete(all, 1000+turns) // another change
+				all[1001+turns] = true
+			case <-ctx.Done():
+			}
+		}
+	}()
+	seen := make(map[int]bool)
+	err := Collect(t.Context(), q, func(yield func(int) bool) {
+		for i := range all {
+			time.Sleep(20 * time.Microsecond) // so long that all take 20 turns at least
+			if !yield(i) {
+				return
+			}
+		}
+	}, func(i int) { seen[i] = true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 1000 {
+		if !seen[i] {
+			t.Fatalf("%d is missing", i)
+		}
+	}
+	taken, _ := Ask(t.Context(), q, func() int { return turns })
+	if taken < 20 {
+		t.Errorf("it took %d turns", taken)
+	}
+
+	// One who does not wait any longer leaves nothing behind.
+	gone, cancel := context.WithCancel(t.Context())
+	ended := false
+	err = Collect(gone, q, func(yield func(int) bool) {
+		defer func() { ended = true }()
+		for yield(0) {
+			cancel()
+		}
+	}, func(int) {})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("the error is %v", err)
+	}
+	if is, err := Ask(t.Context(), q, func() bool { return ended }); err != nil || !is {
+		t.Errorf("it has not ended: %v", err)
 	}
 }

@@ -57,7 +57,7 @@ func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
 		return Status{}, false
 	}
 
-	return r.status(svc, r.adopts()), true
+	return r.status(svc, r.adopts(noPause), noPause), true
 }
 
 // Programmed reports whether the maps are as a Service wants, as in its Status, or the Service is
@@ -72,20 +72,56 @@ func (r *Reconciler) Programmed(name lb.ServiceName) bool {
 // be retired yet, in no order.
 func (r *Reconciler) Statuses() iter.Seq[Status] {
 	return func(yield func(Status) bool) {
-		adopts := r.adopts()
-		for _, svc := range r.services {
-			if (svc.wanted || svc.work != nil && len(svc.failures) > 0) && !yield(r.status(svc, adopts)) {
+		for s := range r.StatusesInSteps() {
+			if s != nil && !yield(*s) {
 				return
 			}
 		}
 	}
 }
 
-// adopts reports whether a Service still has what it was adopted with.
-func (r *Reconciler) adopts() bool {
+// StatusesInSteps yields what [Reconciler.Statuses] does, and nil in between, so often that a step takes microseconds.
+// The Reconciler may be used between two steps: a Service that is Set or deleted meanwhile may be left out, and the status
+// of one that changes may be of both moments.
+func (r *Reconciler) StatusesInSteps() iter.Seq[*Status] {
+	return func(yield func(*Status) bool) {
+		goesOn := true
+		pause := func() bool {
+			goesOn = goesOn && yield(nil)
+
+			return goesOn
+		}
+		adopts := r.adopts(pause)
+		for _, svc := range r.services {
+			if !goesOn {
+				return
+			}
+			if !svc.wanted && (svc.work == nil || len(svc.failures) == 0) {
+				continue
+			}
+			if s := r.status(svc, adopts, pause); !goesOn || !yield(&s) {
+				return
+			}
+		}
+	}
+}
+
+// stepSize is how many Services or frontends are looked at before a pause.
+const stepSize = 256
+
+// noPause is for callers that do not work in steps.
+func noPause() bool { return true }
+
+// adopts reports whether a Service still has what it was adopted with. It calls pause between steps, and ends if that
+// returns false.
+func (r *Reconciler) adopts(pause func() bool) bool {
+	n := 0
 	for _, svc := range r.services {
 		if svc.adopted {
 			return true
+		}
+		if n++; n%stepSize == 0 && !pause() {
+			return false
 		}
 	}
 
@@ -93,8 +129,9 @@ func (r *Reconciler) adopts() bool {
 }
 
 // status returns the status of one Service. It looks up the owners of frontends that the Service
-// does not own, and of the others only if an adopted Service may hold them.
-func (r *Reconciler) status(svc *service, adopts bool) Status {
+// does not own, and of the others only if an adopted Service may hold them. It calls pause between steps, and ends if that
+// returns false.
+func (r *Reconciler) status(svc *service, adopts bool, pause func() bool) Status {
 	s := Status{Service: svc.name, Programmed: svc.programmed()}
 	if svc.work != nil {
 		s.Failures = svc.failures
@@ -102,21 +139,23 @@ func (r *Reconciler) status(svc *service, adopts bool) Status {
 			s.Retry = svc.retry.at
 		}
 	}
-	for i := range svc.plan.frontends {
+	goesOn := true
+	for i := 0; goesOn && i < len(svc.plan.frontends); i++ { // the plan may change during a pause
 		f := &svc.plan.frontends[i]
-		key := f.key
 		if f.owned {
 			s.Overlaps = append(s.Overlaps, r.overlaps(svc, f)...)
 		}
-		if f.owned && !adopts {
-			continue
+		if !f.owned || adopts {
+			owner := r.claims.Owner(f.key)
+			if holder := r.holder(f.key); holder != nil {
+				owner = holder.plan.claimant
+			}
+			if owner != nil && owner.Name != svc.name {
+				s.Lost = append(s.Lost, Loss{Frontend: modelKey(f.key), Owner: owner.Name})
+			}
 		}
-		owner := r.claims.Owner(key)
-		if holder := r.holder(key); holder != nil {
-			owner = holder.plan.claimant
-		}
-		if owner != nil && owner.Name != svc.name {
-			s.Lost = append(s.Lost, Loss{Frontend: modelKey(key), Owner: owner.Name})
+		if i%stepSize == stepSize-1 {
+			goesOn = pause()
 		}
 	}
 

@@ -36,6 +36,7 @@ func ServiceNames(m maps.Tables) ([]string, error) {
 func Programmed(m maps.Tables) ([]Frontend, []string, error) {
 	var frontends []Frontend
 	var problems []string
+	pools := make(map[maps.Pool]programmedPool)
 	ranges, err := SourceRanges(m)
 	if err != nil {
 		return nil, nil, err
@@ -51,15 +52,19 @@ func Programmed(m maps.Tables) ([]Frontend, []string, error) {
 		if !ok {
 			continue // it was removed meanwhile
 		}
-		f, wrong, err := programmedFrontend(m, v, pool)
-		if err != nil {
-			return nil, nil, err
+		shared, known := pools[pool]
+		if !known {
+			if shared, err = readPool(m, pool); err != nil {
+				return nil, nil, err
+			}
+			pools[pool] = shared
 		}
+		f := programmedFrontend(v, pool, shared)
 		if pool.Flags&maps.PoolSourceRanges != 0 {
 			f.SourceRanges = ranges[pool.ServicePortId]
 		}
 		frontends = append(frontends, f)
-		for _, w := range wrong {
+		for _, w := range shared.problems {
 			problems = append(problems, fmt.Sprintf("%s: frontend %s: %s", f.Service, f.Key(), w))
 		}
 	}
@@ -86,8 +91,41 @@ func SourceRanges(m maps.Tables) (map[uint32][]netip.Prefix, error) {
 	return ranges, nil
 }
 
-func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Frontend, []string, error) {
+// programmedPool is what frontends of the same pool have in common: a Service may have 65,536 of them.
+type programmedPool struct {
+	service  string
+	backends []netip.AddrPort
+	problems []string
+}
+
+func readPool(m maps.Tables, pool maps.Pool) (p programmedPool, err error) {
+	port, ok, err := m.ServicePorts.Lookup(pool.ServicePortId)
+	if err != nil {
+		return p, err
+	}
+	p.service, p.backends = port.String(), []netip.AddrPort{}
+	if !ok {
+		p.service = fmt.Sprintf("id %d", pool.ServicePortId)
+		p.problems = append(p.problems, "its service port id has no name")
+	}
+	for i := range pool.SlotCount {
+		addr, wrong := slotBackend(m, pool.SlotBase+i, pool.ServicePortId)
+		if wrong != "" {
+			p.problems = append(p.problems, wrong)
+
+			continue
+		}
+		p.backends = append(p.backends, addr)
+	}
+	slices.SortFunc(p.backends, netip.AddrPort.Compare)
+	p.problems = append(p.problems, tableProblems(m.Slots, pool)...)
+
+	return p, nil
+}
+
+func programmedFrontend(v maps.Frontend, pool maps.Pool, p programmedPool) Frontend {
 	f := Frontend{
+		Service:         p.service,
 		Address:         v.Key.AddrPort(),
 		Protocol:        lb.Protocol(v.Key.Proto),
 		Scope:           lb.Scope(v.Key.Scope),
@@ -98,34 +136,13 @@ func programmedFrontend(m maps.Tables, v maps.Frontend, pool maps.Pool) (Fronten
 		OptedOut:        pool.Flags&maps.PoolOptedOut != 0,
 		Healing:         healingOf(pool.Flags),
 		WhenEmpty:       whenEmpty(int(pool.SlotCount), pool.Flags&maps.PoolDropIfEmpty != 0),
-		Backends:        []netip.AddrPort{},
+		Backends:        p.backends,
 	}
 	if v.Key.Port != 0 {
 		f.Algorithm = reconcile.AlgorithmText(pool.Algorithm)
 	}
-	var problems []string
-	port, ok, err := m.ServicePorts.Lookup(pool.ServicePortId)
-	if err != nil {
-		return f, nil, err
-	}
-	f.Service = port.String()
-	if !ok {
-		f.Service = fmt.Sprintf("id %d", pool.ServicePortId)
-		problems = append(problems, "its service port id has no name")
-	}
-	for i := range pool.SlotCount {
-		addr, wrong := slotBackend(m, pool.SlotBase+i, pool.ServicePortId)
-		if wrong != "" {
-			problems = append(problems, wrong)
 
-			continue
-		}
-		f.Backends = append(f.Backends, addr)
-	}
-	slices.SortFunc(f.Backends, netip.AddrPort.Compare)
-	problems = append(problems, tableProblems(m.Slots, pool)...)
-
-	return f, problems, nil
+	return f
 }
 
 // tableProblems returns a problem if the table of a pool is missing, or has a backend that is
@@ -172,6 +189,9 @@ func ProgrammedServices(m maps.Tables) ([]Service, error) {
 		return nil, err
 	}
 	services := []Service{}
+	places := make(map[string]int)                     // of the ports of the last Service, by name and protocol
+	listed := make(map[string]map[netip.AddrPort]bool) // the backends of these
+	read := make(map[*netip.AddrPort]bool)             // the lists of backends that are in there: a pool is of one port
 	for _, f := range frontends {
 		if f.Address.Port() == 0 || f.Address.Addr() == datapath.ProbeAddr {
 			continue
@@ -179,69 +199,105 @@ func ProgrammedServices(m maps.Tables) ([]Service, error) {
 		name, _, _ := strings.Cut(f.Service, ":")
 		if n := len(services); n == 0 || services[n-1].Name != name {
 			services = append(services, Service{Name: name})
+			clear(places)
+			clear(listed)
+			clear(read)
 		}
-		addFrontend(&services[len(services)-1], f)
-	}
-
-	return services, addStates(services, m)
-}
-
-func addFrontend(svc *Service, f Frontend) {
-	i := slices.IndexFunc(svc.Ports, func(p ServicePort) bool {
-		return p.Name == f.Service && p.Protocol == f.Protocol
-	})
-	if i < 0 {
-		svc.Ports = append(svc.Ports, ServicePort{Name: f.Service, Protocol: f.Protocol, Frontends: []Frontend{}, Backends: []Backend{}})
-		i = len(svc.Ports) - 1
-	}
-	port := &svc.Ports[i]
-	port.Frontends = append(port.Frontends, f)
-	for _, addr := range f.Backends {
-		known := slices.ContainsFunc(port.Backends, func(b Backend) bool { return b.Address == addr })
+		svc, key := &services[len(services)-1], portKey(f.Service, f.Protocol)
+		at, known := places[key]
 		if !known {
-			port.Backends = append(port.Backends, Backend{
-				Service: f.Service, Protocol: f.Protocol, Address: addr, Active: true,
-			})
+			at = len(svc.Ports)
+			places[key], listed[key] = at, make(map[netip.AddrPort]bool)
+			svc.Ports = append(svc.Ports, ServicePort{Name: f.Service, Protocol: f.Protocol, Frontends: []Frontend{}, Backends: []Backend{}})
 		}
-	}
-}
-
-// backendKey identifies a Backend.
-type backendKey struct {
-	service  string // namespace/name:port
-	protocol lb.Protocol
-	address  netip.AddrPort
-}
-
-// addStates sets how many connections each backend has according to the maps, and whether it is a
-// suspect.
-func addStates(services []Service, m maps.Tables) error {
-	ports, err := maps.Collect(m.ServicePorts.All())
-	if err != nil {
-		return err
-	}
-	connections, suspects := make(map[backendKey]int), make(map[backendKey]*Suspect)
-	for _, b := range m.Backends.All() {
-		port, known := ports[b.ServicePortId]
-		if b.Id == 0 || !known {
+		port := &svc.Ports[at]
+		port.Frontends = append(port.Frontends, f)
+		if len(f.Backends) == 0 || read[&f.Backends[0]] {
 			continue
 		}
-		key := backendKey{port.String(), lb.Protocol(port.Proto), b.AddrPort()}
-		connections[key] += max(0, m.Loads.Load(b.Id).Live())
-		suspect, err := SuspectOf(&m, b.Id)
-		if err != nil {
-			return err
-		}
-		if suspect != nil {
-			suspects[key] = suspect
+		read[&f.Backends[0]] = true
+		for _, addr := range f.Backends {
+			if !listed[key][addr] {
+				listed[key][addr] = true
+				port.Backends = append(port.Backends, Backend{Service: f.Service, Protocol: f.Protocol, Address: addr, Active: true})
+			}
 		}
 	}
-	for _, svc := range services {
-		for _, port := range svc.Ports {
-			for i := range port.Backends {
-				b := &port.Backends[i]
-				key := backendKey{b.Service, b.Protocol, b.Address}
-				b.Connections, b.Suspect = connections[key], suspects[key]
+	known, err := newStates(&m, "")
+	if err != nil {
+		return nil, err
+	}
+	for i := range services {
+		if err := known.add(&services[i]); err != nil {
+			return nil, err
+		}
+	}
+
+	return services, nil
+}
+
+// states finds what the maps have of the backends of Services: their connections, and whether they are suspects. It takes
+// few bytes for each, as there may be a million backends.
+type states struct {
+	tables   *maps.Tables
+	ports    map[string][]uint32 // the ids of a service port, by its name and protocol
+	backends []uint64            // the id of a service port in the upper half, that of a backend in the lower one; sorted
+}
+
+// newStates returns the states of the backends of one Service, or of all for an empty name.
+func newStates(m *maps.Tables, service string) (*states, error) {
+	s := &states{tables: m, ports: make(map[string][]uint32)}
+	wanted := make(map[uint32]bool)
+	for e, err := range m.ServicePorts.All() {
+		if err != nil {
+			return nil, err
+		}
+		if service == "" || e.Value.Service() == service {
+			key := portKey(e.Value.String(), lb.Protocol(e.Value.Proto))
+			s.ports[key] = append(s.ports[key], e.Key)
+			wanted[e.Key] = true
+		}
+	}
+	for _, b := range m.Backends.All() {
+		if b.Id != 0 && wanted[b.ServicePortId] {
+			s.backends = append(s.backends, uint64(b.ServicePortId)<<32|uint64(b.Id))
+		}
+	}
+	slices.Sort(s.backends)
+
+	return s, nil
+}
+
+// portKey identifies a service port: the kernel has a name for each protocol.
+func portKey(name string, protocol lb.Protocol) string { return name + "/" + protocol.String() }
+
+// add sets how many connections each backend of a Service has, and whether it is a suspect.
+func (s *states) add(svc *Service) error {
+	for _, port := range svc.Ports {
+		known := make(map[netip.AddrPort]int, len(port.Backends))
+		for i := range port.Backends {
+			known[port.Backends[i].Address] = i
+		}
+		for _, id := range s.ports[portKey(port.Name, port.Protocol)] {
+			first, _ := slices.BinarySearch(s.backends, uint64(id)<<32)
+			for _, pair := range s.backends[first:] {
+				if uint32(pair>>32) != id {
+					break
+				}
+				backend, ok := s.tables.BackendOf(uint32(pair))
+				at, listed := known[backend.AddrPort()]
+				if !ok || !listed || backend.ServicePortId != id {
+					continue
+				}
+				b := &port.Backends[at]
+				b.Connections += max(0, s.tables.Loads.Load(backend.Id).Live())
+				suspect, err := SuspectOf(s.tables, backend.Id)
+				if err != nil {
+					return err
+				}
+				if suspect != nil {
+					b.Suspect = suspect
+				}
 			}
 		}
 	}

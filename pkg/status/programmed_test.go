@@ -78,8 +78,9 @@ func programmed(t *testing.T) (*maps.Fakes, []Frontend) {
 	writer.Set(web().Name, time.Time{}, res)
 	lab.Must(t, writer.Apply())
 	var desired []Frontend
+	convert := newViews()
 	for _, f := range res.Frontends {
-		desired = append(desired, frontendOf(f))
+		desired = append(desired, convert.frontend(f))
 	}
 
 	return fakes, desired
@@ -223,7 +224,7 @@ func TestSuspects(t *testing.T) {
 	services, err := ProgrammedServices(fakes.Tables)
 	lab.Must(t, err)
 	with := []Service{serviceOf(snapshotOf(web(), webSlice()), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
-	lab.Must(t, addStates(with, fakes.Tables))
+	mustAddStates(t, with, fakes.Tables)
 	for _, port := range []ServicePort{services[0].Ports[1], with[0].Ports[0]} {
 		for _, b := range port.Backends {
 			if b.Address.String() != "10.0.1.9:8080" {
@@ -268,9 +269,18 @@ func TestConnections(t *testing.T) {
 	checkConnections(t, without[0].Ports[1], want)
 
 	with := []Service{serviceOf(snapshotOf(web(), webSlice()), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
-	lab.Must(t, addStates(with, fakes.Tables))
+	mustAddStates(t, with, fakes.Tables)
 	want["10.0.1.11:8080"] = 0 // not ready
 	checkConnections(t, with[0].Ports[0], want)
+}
+
+func mustAddStates(t *testing.T, services []Service, tables maps.Tables) {
+	t.Helper()
+	states, err := newStates(&tables, "")
+	lab.Must(t, err)
+	for i := range services {
+		lab.Must(t, states.add(&services[i]))
+	}
 }
 
 func checkConnections(t *testing.T, port ServicePort, want map[string]int) {
@@ -337,7 +347,7 @@ func TestEndpointsThatDoNotJoin(t *testing.T) {
 					whys = append(whys, e.Reason)
 				}
 			}
-			for _, b := range model.Services()[0].Ports[0].Backends {
+			for _, b := range slices.Collect(model.Services())[0].Ports[0].Backends {
 				if strings.HasPrefix(b.Reason, "of an EndpointSlice without") {
 					backends = append(backends, b.Reason)
 				}
@@ -368,8 +378,8 @@ func TestEmptyListsInJSON(t *testing.T) {
 	kernel, err := ProgrammedServices(fakes.Tables)
 	lab.Must(t, err)
 	for name, services := range map[string][]Service{
-		"a Service without ports":                        Model{Snapshots: []lb.Snapshot{snapshotOf(svc, empty)}, Resolve: lb.Snapshot.Resolve}.Services(),
-		"a Service without endpoints":                    Model{Snapshots: []lb.Snapshot{snapshotOf(alone, empty)}, Resolve: lb.Snapshot.Resolve}.Services(),
+		"a Service without ports":                        slices.Collect(Model{Snapshots: []lb.Snapshot{snapshotOf(svc, empty)}, Resolve: lb.Snapshot.Resolve}.Services()),
+		"a Service without endpoints":                    slices.Collect(Model{Snapshots: []lb.Snapshot{snapshotOf(alone, empty)}, Resolve: lb.Snapshot.Resolve}.Services()),
 		"what is in the maps, with a port that has none": kernel,
 	} {
 		text, err := json.Marshal(services)

@@ -119,31 +119,84 @@ func (f Frontend) Key() lb.FrontendKey {
 	return lb.FrontendKey{Addr: f.Address.Addr(), Port: f.Address.Port(), Protocol: f.Protocol, Scope: f.Scope}
 }
 
-// frontendOf converts a frontend of the model.
-func frontendOf(f lb.Frontend) Frontend {
+// views converts what the model has of one Service. Frontends share backends and source ranges in the model, and so do
+// their views: a Service may have 65,536 frontends with hundreds of backends.
+type views struct {
+	backends map[list][]netip.AddrPort
+	ranges   map[*netip.Prefix][]netip.Prefix
+	names    map[lb.PortName]string
+}
+
+// list identifies a list of backends by its memory.
+type list struct {
+	first *lb.Backend
+	len   int
+}
+
+func newViews() *views {
+	return &views{make(map[list][]netip.AddrPort), make(map[*netip.Prefix][]netip.Prefix), make(map[lb.PortName]string)}
+}
+
+func (v *views) backendsOf(f lb.Frontend) []netip.AddrPort {
+	if len(f.Backends) == 0 {
+		return []netip.AddrPort{}
+	}
+	key := list{&f.Backends[0], len(f.Backends)}
+	if _, known := v.backends[key]; !known {
+		addrs := make([]netip.AddrPort, 0, len(f.Backends))
+		for _, b := range f.Backends {
+			addrs = append(addrs, b.Addr)
+		}
+		slices.SortFunc(addrs, netip.AddrPort.Compare)
+		v.backends[key] = addrs
+	}
+
+	return v.backends[key]
+}
+
+// rangesOf returns the source ranges of a frontend, sorted. All frontends of a Service and a family have the same.
+func (v *views) rangesOf(f lb.Frontend) []netip.Prefix {
+	if len(f.SourceRanges) == 0 {
+		return nil
+	}
+	first := &f.SourceRanges[0]
+	if _, known := v.ranges[first]; !known {
+		v.ranges[first] = slices.SortedFunc(slices.Values(f.SourceRanges), netip.Prefix.Compare)
+	}
+
+	return v.ranges[first]
+}
+
+func (v *views) nameOf(port lb.PortName) string {
+	name, known := v.names[port]
+	if !known {
+		name = port.String()
+		v.names[port] = name
+	}
+
+	return name
+}
+
+func (v *views) frontend(f lb.Frontend) Frontend {
 	view := Frontend{
-		Service:         f.Port.String(),
+		Service:         v.nameOf(f.Port),
 		Address:         netip.AddrPortFrom(f.Key.Addr, f.Key.Port),
 		Protocol:        f.Key.Protocol,
 		Scope:           f.Key.Scope,
 		Kind:            f.Kind,
 		AffinitySeconds: uint32(f.Affinity / time.Second),
-		SourceRanges:    slices.SortedFunc(slices.Values(f.SourceRanges), netip.Prefix.Compare),
+		SourceRanges:    v.rangesOf(f),
 		NodeInRanges:    f.NodeInRanges,
 		Masquerade:      f.Masquerade,
 		OptedOut:        f.OptedOut,
-		Backends:        []netip.AddrPort{},
+		Backends:        v.backendsOf(f),
 	}
 	if f.Healing == lb.HealOff || f.Healing == lb.HealEject {
 		view.Healing = f.Healing.String()
 	}
-	for _, b := range f.Backends {
-		view.Backends = append(view.Backends, b.Addr)
-	}
 	if f.Key.Port != 0 {
 		view.Algorithm = f.Algorithm.String()
 	}
-	slices.SortFunc(view.Backends, netip.AddrPort.Compare)
 	view.WhenEmpty = whenEmpty(len(f.Backends), f.DropIfEmpty)
 
 	return view
@@ -160,9 +213,9 @@ func whenEmpty(backends int, drop bool) string {
 	}
 }
 
-func backendOf(e lb.EndpointState) Backend {
+func (v *views) backend(e lb.EndpointState) Backend {
 	b := Backend{
-		Service:  e.Port.String(),
+		Service:  v.nameOf(*e.Port),
 		Protocol: e.Port.Protocol,
 		Address:  e.Addr,
 		Node:     e.Place().NodeName,
@@ -181,34 +234,57 @@ func backendOf(e lb.EndpointState) Backend {
 func serviceOf(snapshot lb.Snapshot, res lb.Resolution) Service {
 	svc := snapshot.Service
 	view := Service{Name: svc.Name.String(), Type: svc.Type.String(), HealthCheckNodePort: svc.HealthCheckNodePort, Ports: []ServicePort{}, Problems: res.Problems}
-	for _, port := range svc.Ports {
+	convert, places := newViews(), make(map[lb.PortName]int, len(svc.Ports))
+	frontends, backends := make([]int, len(svc.Ports)), make([]int, len(svc.Ports)) // how many a port has
+	for i, port := range svc.Ports {
+		places[lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}] = i
+	}
+	for i := range res.Frontends {
+		if at, known := places[res.Frontends[i].Port]; known {
+			frontends[at]++
+		}
+	}
+	for i := range res.Endpoints {
+		backends[places[*res.Endpoints[i].Port]]++
+	}
+	for i, port := range svc.Ports {
 		name := lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}
-		p := ServicePort{Name: name.String(), Protocol: port.Protocol, Frontends: []Frontend{}, Backends: []Backend{}}
-		for _, f := range res.Frontends {
-			if f.Port == name {
-				p.Frontends = append(p.Frontends, frontendOf(f))
+		view.Ports = append(view.Ports, ServicePort{
+			Name: convert.nameOf(name), Protocol: port.Protocol,
+			Frontends: make([]Frontend, 0, frontends[i]), Backends: make([]Backend, 0, backends[i]),
+		})
+	}
+	for i := range res.Frontends { // those of the whole address are of no port
+		if at, known := places[res.Frontends[i].Port]; known {
+			view.Ports[at].Frontends = append(view.Ports[at].Frontends, convert.frontend(res.Frontends[i]))
+		}
+	}
+	for i := range res.Endpoints {
+		at := places[*res.Endpoints[i].Port]
+		view.Ports[at].Backends = append(view.Ports[at].Backends, convert.backend(res.Endpoints[i]))
+	}
+	unjoined := 0
+	for i, port := range svc.Ports {
+		p, name := &view.Ports[i], lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}
+		if len(p.Backends) > 0 || unjoined > mostUnjoined {
+			continue // the others are those of a rollout, or of another protocol's port
+		}
+		for _, family := range svc.Families {
+			for _, u := range snapshot.Unjoined(name, family) {
+				p.Backends = append(p.Backends, Backend{
+					Service: p.Name, Protocol: port.Protocol, Address: u.Addr, Node: u.Place().NodeName, Zone: u.Place().Zone,
+					Local: u.Local, Reason: u.Why,
+				})
 			}
 		}
-		for _, e := range res.Endpoints {
-			if *e.Port == name {
-				p.Backends = append(p.Backends, backendOf(e))
-			}
-		}
-		if len(p.Backends) == 0 { // or else the others are those of a rollout, or of another protocol's port
-			for _, family := range svc.Families {
-				for _, u := range snapshot.Unjoined(name, family) {
-					p.Backends = append(p.Backends, Backend{
-						Service: name.String(), Protocol: port.Protocol, Address: u.Addr, Node: u.Place().NodeName, Zone: u.Place().Zone,
-						Local: u.Local, Reason: u.Why,
-					})
-				}
-			}
-		}
-		view.Ports = append(view.Ports, p)
+		unjoined += len(p.Backends)
 	}
 
 	return view
 }
+
+// mostUnjoined is how many endpoints that join with no port are listed, before no other port of the Service lists its own.
+const mostUnjoined = 1000
 
 // Compare orders frontends by Service, kind and address.
 func (f Frontend) Compare(other Frontend) int {
@@ -221,8 +297,28 @@ func (f Frontend) Compare(other Frontend) int {
 	)
 }
 
+// NameError is the error of a name that no Service has, or several have.
+type NameError string
+
+func (e NameError) Error() string { return string(e) }
+
+// OnlyNamed returns only the Service that is called name, see [ServiceNamed].
+func OnlyNamed(services []Service, name string) ([]Service, error) {
+	var names []string
+	for _, svc := range services {
+		names = append(names, svc.Name)
+	}
+	full, err := ServiceNamed(names, name)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.Index(names, full)
+
+	return services[at : at+1], nil
+}
+
 // ServiceNamed returns NAMESPACE/NAME of the one of these Services that is called name, which may lack the
-// namespace if that is unambiguous.
+// namespace if that is unambiguous. The error is a [NameError].
 func ServiceNamed(services []string, name string) (string, error) {
 	var found []string
 	for _, full := range services {
@@ -235,11 +331,11 @@ func ServiceNamed(services []string, name string) (string, error) {
 	}
 	switch len(found) {
 	case 0:
-		return "", fmt.Errorf("no Service is called %q", name)
+		return "", NameError(fmt.Sprintf("no Service is called %q", name))
 	case 1:
 		return found[0], nil
 	default:
-		return "", fmt.Errorf("%d Services are called %q: use NAMESPACE/NAME", len(found), name)
+		return "", NameError(fmt.Sprintf("%d Services are called %q: use NAMESPACE/NAME", len(found), name))
 	}
 }
 
@@ -270,7 +366,7 @@ func ProbeFrontends(port uint16) []lb.Frontend {
 // Model is a copy of what an agent knows of Services at one moment. Answers are computed from
 // it without the agent: thousands of Services take too long for its loop.
 type Model struct {
-	Snapshots []lb.Snapshot // sorted by name
+	Snapshots []lb.Snapshot // sorted by name, of all Services or of those that were asked for
 	// Resolve returns the resolution of a Service. Any goroutine may call it.
 	Resolve  func(lb.Snapshot) lb.Resolution
 	Problems map[string][]lb.Problem // that were found when objects were read, by object
@@ -303,21 +399,38 @@ func NewModel(statuses iter.Seq[reconcile.Status]) Model {
 	return m
 }
 
-// Services returns every Service, sorted by name, without the connections of its backends.
-func (m Model) Services() []Service {
-	failed := map[string][]string{}
-	for _, e := range m.Errors {
-		failed[e.Service] = append(failed[e.Service], e.Error)
+// Services yields every Service, sorted by name, without the connections of its backends. Each is made when its turn comes.
+func (m Model) Services() iter.Seq[Service] {
+	return func(yield func(Service) bool) {
+		failed := map[string][]string{}
+		for _, e := range m.Errors {
+			failed[e.Service] = append(failed[e.Service], e.Error)
+		}
+		for _, svc := range m.Snapshots {
+			view := serviceOf(svc, m.Resolve(svc))
+			view.Problems = slices.Concat(m.Problems["Service "+view.Name], view.Problems)
+			view.Error = strings.Join(failed[view.Name], "; ")
+			if !yield(view) {
+				return
+			}
+		}
 	}
-	views := []Service{}
-	for _, svc := range m.Snapshots {
-		view := serviceOf(svc, m.Resolve(svc))
-		view.Problems = slices.Concat(m.Problems["Service "+view.Name], view.Problems)
-		view.Error = strings.Join(failed[view.Name], "; ")
-		views = append(views, view)
-	}
+}
 
-	return views
+// Named returns the model of only the Service that is called name, see [ServiceNamed].
+func (m Model) Named(name string) (Model, error) {
+	var names []string
+	for _, svc := range m.Snapshots {
+		names = append(names, svc.Service.Name.String())
+	}
+	name, err := ServiceNamed(names, name)
+	if err != nil {
+		return m, err
+	}
+	at := slices.Index(names, name)
+	m.Snapshots = m.Snapshots[at : at+1]
+
+	return m, nil
 }
 
 // Selection returns how the backends of a frontend were selected, and false if the Service does not
@@ -362,21 +475,25 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 	return Selection{}, false
 }
 
-// Desired returns the frontends that should be in the maps, sorted by Service and address:
-// those of all Services, without those that another Service owns, and the agent's own.
-func (m Model) Desired() []Frontend {
-	var frontends []Frontend
-	for _, f := range m.Own {
-		frontends = append(frontends, frontendOf(f))
-	}
-	for _, svc := range m.Snapshots {
-		for _, f := range m.Resolve(svc).Frontends {
-			if owner, ok := m.Owners[f.Key]; !ok || owner == svc.Service.Name {
-				frontends = append(frontends, frontendOf(f))
+// Desired yields the frontends that should be in the maps: the agent's own, and those of all Services, without those that
+// another Service owns.
+func (m Model) Desired() iter.Seq[Frontend] {
+	return func(yield func(Frontend) bool) {
+		for _, f := range m.Own {
+			if !yield(newViews().frontend(f)) {
+				return
+			}
+		}
+		for _, svc := range m.Snapshots {
+			convert := newViews()
+			for _, f := range m.Resolve(svc).Frontends {
+				if owner, ok := m.Owners[f.Key]; ok && owner != svc.Service.Name {
+					continue
+				}
+				if !yield(convert.frontend(f)) {
+					return
+				}
 			}
 		}
 	}
-	slices.SortFunc(frontends, Frontend.Compare)
-
-	return frontends
 }

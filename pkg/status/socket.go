@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,9 @@ var ErrHung = errors.New("the agent does not answer")
 // that is busy answers within milliseconds.
 const pingTimeout = 2 * time.Second
 
+// answerTimeout limits how long a whole answer may take, which waits for those before it.
+const answerTimeout = 2 * time.Minute
+
 // Server answers the other verbs for an agent.
 type Server struct {
 	Socket string
@@ -50,6 +54,8 @@ type Server struct {
 	Status func(context.Context) (Status, error)
 	Model  func(context.Context) (Model, error)
 	Tables maps.Tables
+
+	streams chan struct{} // holds the answer in parts that is being made
 
 	// The server adds the state of these to a Status.
 	Datapath *datapath.Datapath
@@ -77,20 +83,9 @@ func (s Server) Run(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /ping", s.answer(func(r *http.Request) (any, error) { return struct{}{}, s.Ping(r.Context()) }))
 	mux.HandleFunc("GET /status", s.answer(func(r *http.Request) (any, error) { return s.status(r.Context()) }))
-	mux.HandleFunc("GET /services", s.answer(func(r *http.Request) (any, error) {
-		model, err := s.Model(r.Context())
-		if err != nil {
-			return nil, err
-		}
-		services := model.Services()
-
-		return services, addStates(services, s.Tables)
-	}))
-	mux.HandleFunc("GET /desired", s.answer(func(r *http.Request) (any, error) {
-		model, err := s.Model(r.Context())
-
-		return model.Desired(), err
-	}))
+	s.streams = make(chan struct{}, 1)
+	mux.HandleFunc("GET /services", s.answerInParts(s.services))
+	mux.HandleFunc("GET /desired", s.answerInParts(s.desired))
 	mux.HandleFunc("GET /selection", s.answer(func(r *http.Request) (any, error) { return s.selection(r.Context(), r.URL.Query()) }))
 	if err := health.ServeUntil(ctx, health.NewHTTPServer(mux, new(health.Connections)), listener); err != nil {
 		return fmt.Errorf("socket: %w", err)
@@ -113,6 +108,58 @@ func (s Server) answer(compute func(*http.Request) (any, error)) http.HandlerFun
 			s.Log.Warn("answer not sent", "request", r.URL.Path, "error", err)
 		}
 	}
+}
+
+// services answers [Client.Services] and [Client.Service].
+func (s Server) services(r *http.Request, to *stream) error {
+	model, err := s.Model(r.Context())
+	if err != nil {
+		return err
+	}
+	name := r.URL.Query().Get("name")
+	if name != "" {
+		if model, err = model.Named(name); err != nil {
+			return err
+		}
+		name = model.Snapshots[0].Service.Name.String()
+	}
+	states, err := newStates(&s.Tables, name)
+	if err != nil {
+		return err
+	}
+	for svc := range model.Services() {
+		if err := states.add(&svc); err != nil {
+			return err
+		}
+		if err := to.service(svc); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// desired answers [Client.Desired].
+func (s Server) desired(r *http.Request, to *stream) error {
+	model, err := s.Model(r.Context())
+	if err != nil {
+		return err
+	}
+	last := ""
+	for f := range model.Desired() {
+		service, _, _ := strings.Cut(f.Service, ":")
+		if service != last {
+			if err := to.begin(Service{Name: service}); err != nil {
+				return err
+			}
+			last = service
+		}
+		if err := to.frontend(f); err != nil {
+			return err
+		}
+	}
+
+	return nil
 }
 
 // status returns the state of the agent, and of its maps and programs in the kernel. It asks
@@ -201,7 +248,7 @@ func NewClient(socket string) *Client {
 
 	return &Client{http: &http.Client{
 		Transport: &http.Transport{DialContext: dial},
-		Timeout:   30 * time.Second,
+		Timeout:   answerTimeout,
 	}}
 }
 
@@ -211,15 +258,68 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return ask[Status](ctx, c, "/status")
 }
 
-// Services returns every Service that the agent knows, sorted by name.
+// Services returns every Service that the agent knows, sorted by name. Frontends of a Service share lists.
 func (c *Client) Services(ctx context.Context) ([]Service, error) {
-	return ask[[]Service](ctx, c, "/services")
+	services := []Service{}
+	err := c.EachService(ctx, func(svc Service) { services = append(services, svc) })
+
+	return services, err
 }
 
-// Desired returns the frontends that should be programmed, sorted by Service
-// and address.
+// EachService calls do with every Service that the agent knows, sorted by name.
+func (c *Client) EachService(ctx context.Context, do func(Service)) error {
+	return askInParts(ctx, c, "/services", func(svc Service) error {
+		do(svc)
+
+		return nil
+	}, noFrontend, func(array *json.Decoder) error {
+		var services []Service
+		err := array.Decode(&services)
+		for _, svc := range services {
+			do(svc)
+		}
+
+		return err
+	})
+}
+
+// Service returns the Service that is called name, see [ServiceNamed].
+func (c *Client) Service(ctx context.Context, name string) (Service, error) {
+	var services []Service
+	err := askInParts(ctx, c, "/services?"+url.Values{"name": {name}}.Encode(), func(svc Service) error {
+		services = append(services, svc)
+
+		return nil
+	}, noFrontend, func(array *json.Decoder) error {
+		err := array.Decode(&services)
+		if err == nil {
+			services, err = OnlyNamed(services, name)
+		}
+
+		return err
+	})
+	if err == nil && len(services) != 1 {
+		err = fmt.Errorf("agent: %d Services instead of one", len(services))
+	}
+	if err != nil {
+		return Service{}, err
+	}
+
+	return services[0], nil
+}
+
+func noFrontend(f Frontend) error { return fmt.Errorf("frontend %s is of no port", f.Key()) }
+
+// Desired returns the frontends that should be programmed, those of a Service together.
 func (c *Client) Desired(ctx context.Context) ([]Frontend, error) {
-	return ask[[]Frontend](ctx, c, "/desired")
+	var frontends []Frontend
+	err := askInParts(ctx, c, "/desired", func(Service) error { return nil }, func(f Frontend) error {
+		frontends = append(frontends, f)
+
+		return nil
+	}, func(array *json.Decoder) error { return array.Decode(&frontends) })
+
+	return frontends, err
 }
 
 // Selection returns how the backends of a frontend of a Service (NAMESPACE/NAME) were selected.
@@ -232,47 +332,64 @@ func (c *Client) Selection(ctx context.Context, service string, key lb.FrontendK
 	return ask[Selection](ctx, c, "/selection?"+query.Encode())
 }
 
-// ask gets an answer of the agent, which may take long to compute, once its loop has shown that it does answer. An
-// agent of an older build knows no pings, and is asked nevertheless.
+// ask gets an answer of the agent, which may take long to compute.
 func ask[T any](ctx context.Context, c *Client, path string) (T, error) {
-	limited, cancel := context.WithTimeout(ctx, pingTimeout)
-	defer cancel()
-	_, err := get[struct{}](limited, c, "/ping")
-	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		var none T
-
-		return none, fmt.Errorf("%w within %v", ErrHung, pingTimeout)
-	}
-
-	return get[T](ctx, c, path)
-}
-
-func get[T any](ctx context.Context, c *Client, path string) (T, error) {
 	var value T
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
-	if err != nil {
-		return value, fmt.Errorf("request %s: %w", path, err)
+	if err := c.ping(ctx); err != nil {
+		return value, err
 	}
-	response, err := c.http.Do(request)
+	response, err := c.get(ctx, path)
 	if err != nil {
-		var failed *url.Error
-		if errors.As(err, &failed) && errors.Is(err, ErrNotRunning) {
-			return value, failed.Err
-		}
-
-		return value, fmt.Errorf("agent: %w", err)
+		return value, err
 	}
 	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
-
-		return value, fmt.Errorf("agent: %s: %s: %s", path, response.Status, bytes.TrimSpace(text))
-	}
 	if err := json.NewDecoder(response.Body).Decode(&value); err != nil {
 		return value, fmt.Errorf("agent: %s: %w", path, err)
 	}
 
 	return value, nil
+}
+
+// ping returns an error wrapping [ErrHung] if the agent's loop does not answer in time. An agent of an older build knows
+// no pings, and is asked nevertheless; so is one that does not run, whose error is that of the question.
+func (c *Client) ping(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	response, err := c.get(limited, "/ping")
+	if err == nil {
+		_, err = io.Copy(io.Discard, response.Body)
+		err = errors.Join(err, response.Body.Close())
+	}
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w within %v", ErrHung, pingTimeout)
+	}
+
+	return nil
+}
+
+// get asks, and returns the answer unless it is an error. The caller closes its body.
+func (c *Client) get(ctx context.Context, path string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("request %s: %w", path, err)
+	}
+	request.Header.Set("Accept", streamType)
+	response, err := c.http.Do(request)
+	if err != nil {
+		var failed *url.Error
+		if errors.As(err, &failed) && errors.Is(err, ErrNotRunning) {
+			return nil, failed.Err
+		}
+
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	if response.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
+
+		return nil, errors.Join(fmt.Errorf("agent: %s: %s: %s", path, response.Status, bytes.TrimSpace(text)), response.Body.Close())
+	}
+
+	return response, nil
 }
 
 // LockSocket takes the lock of a socket, so that no other agent answers there until release

@@ -1,18 +1,24 @@
 package status
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -226,5 +232,104 @@ func TestOlderAgentWithoutPings(t *testing.T) {
 	defer server.Close()
 	if s, err := NewClient(socket).Status(t.Context()); err != nil || s.Version != "older" {
 		t.Errorf("status is of version %q, %v", s.Version, err)
+	}
+}
+
+// An agent of an older build answers with one array, which is read as well.
+func TestOlderAgentWithoutParts(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	listener, err := net.Listen("unix", socket)
+	lab.Must(t, err)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /services", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `[{"name": "ns/web", "ports": []}, {"name": "ns/dns", "ports": []}]`)
+	})
+	mux.HandleFunc("GET /desired", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `[{"service": "ns/web:http", "address": "10.96.0.1:80", "protocol": "TCP", "scope": "internal", "kind": "ClusterIP", "backends": []}]`)
+	})
+	server := &http.Server{Handler: mux}
+	go server.Serve(listener)
+	defer server.Close()
+	client := NewClient(socket)
+	if services, err := client.Services(t.Context()); err != nil || len(services) != 2 {
+		t.Errorf("services are %+v, %v", services, err)
+	}
+	if svc, err := client.Service(t.Context(), "dns"); err != nil || svc.Name != "ns/dns" {
+		t.Errorf("the Service is %+v, %v", svc, err)
+	}
+	if desired, err := client.Desired(t.Context()); err != nil || len(desired) != 1 || desired[0].Address.Port() != 80 {
+		t.Errorf("desired are %+v, %v", desired, err)
+	}
+}
+
+// An answer in parts is what was sent, and its frontends share the lists that those of the agent share. One that ends
+// too soon is an error, and no short list.
+func TestParts(t *testing.T) {
+	svc := web()
+	for i := range 300 {
+		svc.ExternalIPs = append(svc.ExternalIPs, netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}))
+	}
+	snapshot := snapshotOf(svc, webSlice())
+	sent := serviceOf(snapshot, snapshot.Resolve())
+	sent.Ports[0].Backends[0].Connections = 7
+	answer := httptest.NewRecorder()
+	to := newStream(deadlines{answer})
+	lab.Must(t, to.service(sent), to.service(Service{Name: "ns/none"}), to.end(nil))
+	text := answer.Body.Bytes()
+	read := func(text []byte) (services []Service, err error) {
+		err = readParts(bytes.NewReader(text), func(svc Service) error {
+			services = append(services, svc)
+
+			return nil
+		}, noFrontend)
+
+		return services, err
+	}
+	got, err := read(text)
+	lab.Must(t, err)
+	if diff := cmp.Diff([]Service{sent, {Name: "ns/none", Ports: []ServicePort{}}}, got, cmpopts.EquateComparable(netip.AddrPort{}, netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("-sent +read:\n%s", diff)
+	}
+	lists := make(map[*netip.AddrPort]bool)
+	for _, f := range got[0].Ports[0].Frontends {
+		if len(f.Backends) > 0 {
+			lists[&f.Backends[0]] = true
+		}
+	}
+	if count := bytes.Count(text, []byte("10.0.1.9:8080")); len(lists) > 2 || count > 5 {
+		t.Errorf("%d frontends have %d lists, and a backend is written %d times", len(got[0].Ports[0].Frontends), len(lists), count)
+	}
+	for _, end := range []int{len(text) / 2, bytes.LastIndexByte(text[:len(text)-1], '\n') + 1} {
+		if services, err := read(text[:end]); err == nil || !strings.Contains(err.Error(), "not complete") {
+			t.Errorf("after %d of %d bytes: %d Services, %v", end, len(text), len(services), err)
+		}
+	}
+	if _, err := read([]byte(`{"end": true, "error": "the loop hangs"}`)); err == nil || err.Error() != "the loop hangs" {
+		t.Errorf("an answer that could not be made: %v", err)
+	}
+}
+
+// deadlines is a ResponseWriter that takes deadlines, as that of a connection.
+type deadlines struct{ *httptest.ResponseRecorder }
+
+func (deadlines) SetWriteDeadline(time.Time) error { return nil }
+
+// One Service is found by its name, short or full, and one that is not there is no error of the agent.
+func TestServiceByName(t *testing.T) {
+	state := lb.NewState(lb.Node{Name: "node-1"})
+	other := *web()
+	other.Name.Name = "other"
+	state.SetService(*web())
+	state.SetService(other)
+	client := serve(t, state)
+	mustAsk(t, client.Services)
+	for _, name := range []string{"web", "ns/web"} {
+		if svc, err := client.Service(t.Context(), name); err != nil || svc.Name != "ns/web" || len(svc.Ports) != 2 {
+			t.Errorf("%s: %+v, %v", name, svc, err)
+		}
+	}
+	_, err := client.Service(t.Context(), "nosuch")
+	if want := `no Service is called "nosuch"`; err == nil || err.Error() != want || !errors.As(err, new(NameError)) {
+		t.Errorf("%v, want %s", err, want)
 	}
 }
