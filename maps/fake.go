@@ -11,7 +11,7 @@ import (
 // is written.
 type FakeTable[K comparable, V any] struct {
 	TableName string
-	Capacity  int // zero: no limit
+	Size      int // how many entries it can hold; zero: no limit
 	Entries   map[K]V
 	Faults
 
@@ -41,14 +41,17 @@ func (f *Faults) refused(table, operation string) error {
 // Name implements [Table].
 func (t *FakeTable[K, V]) Name() string { return t.TableName }
 
+// Capacity implements [Table].
+func (t *FakeTable[K, V]) Capacity() int { return t.Size }
+
 // Put implements [Table].
 func (t *FakeTable[K, V]) Put(k K, v V) error {
 	t.mu.RLock()
 	_, known := t.Entries[k]
-	full := t.Capacity != 0 && len(t.Entries) >= t.Capacity
+	full := t.Size != 0 && len(t.Entries) >= t.Size
 	t.mu.RUnlock()
 	if full && !known {
-		return fmt.Errorf("map %s, %d entries: %w", t.TableName, t.Capacity, ErrFull)
+		return fmt.Errorf("map %s, %d entries: %w", t.TableName, t.Size, ErrFull)
 	}
 
 	return t.write("put", func() { t.Entries[k] = v })

@@ -23,6 +23,8 @@ type Entry[K comparable, V any] struct {
 type Table[K comparable, V any] interface {
 	// Name returns the name of the map, which is also that of its pin.
 	Name() string
+	// Capacity returns how many entries the map can hold. Zero is no limit.
+	Capacity() int
 	// Put creates or replaces the entry at k. It returns an error wrapping
 	// ErrFull if the map has no room.
 	Put(k K, v V) error
@@ -56,7 +58,7 @@ type Map[K comparable, V any] struct {
 // Name implements [Table].
 func (t *Map[K, V]) Name() string { return t.name }
 
-// Capacity returns how many entries the map can hold.
+// Capacity implements [Table].
 func (t *Map[K, V]) Capacity() int { return int(t.m.MaxEntries()) }
 
 // Put implements [Table].

@@ -97,7 +97,7 @@ func (p *loopScene) mustPass(t *testing.T, healthy bool) {
 // service: others work.
 func TestOneFailingServiceIsHealthy(t *testing.T) {
 	p := mustRunLoop(t)
-	mustChange(t, p, func(*model) { p.fakes.FrontendIDs.Capacity = len(p.fakes.FrontendIDs.Entries) + 2 })
+	mustChange(t, p, func(*model) { p.fakes.FrontendIDs.Size = len(p.fakes.FrontendIDs.Entries) + 2 })
 	sinkOf(p.agent).SetService(*web(), nil)
 	p.mustPass(t, true)
 	model, err := p.services(t.Context())

@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -483,4 +485,40 @@ func measureHeavy(b *testing.B, h *heavy.Service, times map[string]time.Duration
 	write("-gone")
 	took("prune", func() { a.writer.PruneAddrs(nil, time.Now()) })
 	write("-prune")
+}
+
+// A hundred Services that are just not heavy change at once. A round decides about no more of them than of one that
+// is heavy, and about the others beside the loop.
+func TestManyServicesHoldUpNoOther(t *testing.T) {
+	const many = 100
+	writer, err := reconcile.New(reconcile.Config{Tables: maps.NewFakes(1 << 20).Tables})
+	lab.Must(t, err)
+	var size atomic.Int64
+	a := newAgent(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, parts{
+		queue: queue.New[*model](nil), metrics: metrics.NewSync(time.Now), writer: writer,
+		resolve: func(s lb.Snapshot) lb.Resolution {
+			size.Add(int64(s.Size()))
+
+			return s.Resolve()
+		},
+	})
+	a.synced, a.complete, a.heavy = true, true, &decision.Heavy{}
+	for n := range many {
+		h := heavy.New(1, 0, decision.HeavySize/2-100, 2)
+		h.Name.Name = fmt.Sprint("large-", n)
+		a.model.state.SetService(h.Service)
+	}
+	a.program()
+	if decided := size.Load(); decided == 0 || decided > 4*decision.HeavySize {
+		t.Errorf("Services of the size %d are decided in a round, want some and no more than %d", decided, 4*decision.HeavySize)
+	}
+	waiting := 0
+	for s := range a.model.state.Snapshots() {
+		if a.heavy.Has(s.Service.Name) {
+			waiting++
+		}
+	}
+	if waiting < many-4 {
+		t.Errorf("%d Services wait for their decision, want most of %d", waiting, many)
+	}
 }

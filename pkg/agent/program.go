@@ -50,14 +50,16 @@ func (a *agent) program() {
 // room they take. Heavy Services are decided later.
 func (a *agent) decideOn(names []lb.ServiceName) (room maps.Room) {
 	var changed []lb.Snapshot
+	size := 0
 	for _, name := range names {
 		s, exists := a.model.state.Snapshot(name)
 		switch {
 		case !exists:
 			a.heavy.Forget(name)
 			a.retire(name)
-		case !a.heavy.Add(s):
+		case !a.heavy.Add(s, size):
 			changed = append(changed, s)
+			size += s.Size()
 		}
 	}
 	decisions := a.resolve.DecideAll(changed)

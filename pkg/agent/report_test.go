@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/queue"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
 	"github.com/sluice-lb/sluice/pkg/status"
+	"github.com/sluice-lb/sluice/test/heavy"
 )
 
 // recordingEvents returns a recorder that remembers the Events.
@@ -150,6 +151,19 @@ func TestImpairedServicesAreReported(t *testing.T) {
 	s.fail()
 	s.set("d", 0)
 	s.mustReport(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
+}
+
+// Where there is no room, the Event names the namespace that has the most.
+func TestFullMapIsReported(t *testing.T) {
+	s := newImpairedScene(t)
+	h := heavy.New(1, 0, 100, 2)
+	h.Name.Namespace = "greedy"
+	s.writer.Set(h.Name, time.Unix(1, 0), lb.Resolve(&h.Service, nil, &lb.Node{}))
+	s.apply()
+	s.fakes.FrontendIDs.Size = len(s.fakes.FrontendIDs.Entries)
+	s.set("a", 2)
+	s.mustReport(t, "when a map is full", "a FrontendsNotProgrammed there is no room, and Services of namespace greedy have the most frontends; "+
+		"frontend 10.96.0.1:80/TCP internal: map frontend_ids, ")
 }
 
 // An older Service that names an address later takes nothing that is in use, and is told so.

@@ -1,6 +1,8 @@
 package decision
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -22,7 +24,7 @@ func TestHeavyInTurn(t *testing.T) {
 	}
 	mustAdd := func(name string, externalIPs int, want bool) {
 		t.Helper()
-		if h.Add(snapshot(name, externalIPs)) != want {
+		if h.Add(snapshot(name, externalIPs), 0) != want {
 			t.Errorf("%s is heavy: %t, want %t", name, !want, want)
 		}
 	}
@@ -61,7 +63,33 @@ func TestHeavyInTurn(t *testing.T) {
 	mustBegin("a")
 	mustEnd(true)
 	mustBegin("")
-	if (*Heavy)(nil).Add(snapshot("a", HeavySize)) {
+	if (*Heavy)(nil).Add(snapshot("a", HeavySize), 0) {
 		t.Error("a Service is heavy where none is")
+	}
+}
+
+// A heavy Service waits for one of each other namespace, however many these have.
+func TestHeavyByNamespace(t *testing.T) {
+	h := &Heavy{}
+	add := func(namespace, name string) {
+		svc := heavy.New(1, 0, HeavySize, 2).Service
+		svc.Name = lb.ServiceName{Namespace: namespace, Name: name}
+		state := lb.NewState(lb.Node{})
+		state.SetService(svc)
+		s, _ := state.Snapshot(svc.Name)
+		h.Add(s, 0)
+	}
+	for i := range 10 {
+		add("greedy", fmt.Sprint(i))
+	}
+	add("other", "web")
+	var got []string
+	for range 3 {
+		name, _ := h.Begin()
+		got = append(got, name.Namespace)
+		h.End()
+	}
+	if want := []string{"greedy", "other", "greedy"}; !slices.Equal(got, want) {
+		t.Errorf("decided are those of %v, want %v", got, want)
 	}
 }

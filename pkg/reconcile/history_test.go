@@ -76,8 +76,8 @@ func newHistory(t *testing.T, seed uint64) *history {
 		o.checker.Tables.Frontends.SetLimit(6 + o.IntN(40))
 		o.checker.Pools.SetLimit(6 + o.IntN(40))
 		o.checker.Slots.SetLimit(10 + o.IntN(300))
-		o.checker.ServicePorts.Capacity = 5 + o.IntN(20)
-		o.checker.Addrs.Capacity = 3 + o.IntN(10)
+		o.checker.ServicePorts.Size = 5 + o.IntN(20)
+		o.checker.Addrs.Size = 3 + o.IntN(10)
 	}
 	o.checker.Observe(o.fail, func(table, operation string) {
 		o.checker.check()
@@ -344,8 +344,8 @@ func (o *history) recover() {
 	o.checker.Tables.Frontends.SetLimit(1 << 20)
 	o.checker.Pools.SetLimit(1 << 20)
 	o.checker.Slots.SetLimit(20000)
-	o.checker.ServicePorts.Capacity = 0
-	o.checker.Addrs.Capacity = 0
+	o.checker.ServicePorts.Size = 0
+	o.checker.Addrs.Size = 0
 	o.rest()
 }
 
@@ -416,7 +416,7 @@ func (o *history) deleteAll() {
 		o.t.Errorf("left in the maps:\n%s", left)
 	}
 	r := o.r
-	left := len(r.services) + len(r.frontendIDs.have) + len(r.broken) + len(r.blocked) + len(r.waiting) + len(r.due) +
+	left := len(r.services) + len(r.frontendIDs.have) + len(r.broken) + len(r.blocked) + len(r.waiting) + r.due.Len() +
 		len(r.addrs.node) + len(r.addrs.frontends) + len(r.addrs.draining) + len(r.addrs.stale) + r.frontendPlaces.used + r.backendPlaces.used + r.poolPlaces.used + r.portPlaces.used +
 		r.spans.used + r.claims.Len() + len(r.retirement.queue)
 	if left > 0 {

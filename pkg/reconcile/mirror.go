@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"errors"
+	"fmt"
 	"iter"
 	stdmaps "maps"
 	"slices"
@@ -40,20 +41,35 @@ type table[K, V comparable] struct {
 	maps.Table[K, V]
 	*budget
 	room
-	writes Writes
-	used   int
+	writes  Writes
+	used    int
+	reserve error // see admitExternal; nil: it was not returned yet
 	// want yields all that was written, and text formats a key and a value.
 	want iter.Seq2[K, V]
 	text func(K, V) (string, string)
 }
 
 func (t *table[K, V]) counters() (Writes, Fill) {
-	fill := Fill{Used: t.used}
-	if sized, ok := t.Table.(interface{ Capacity() int }); ok {
-		fill.Capacity = sized.Capacity()
+	return t.writes, Fill{Used: t.used, Capacity: t.Capacity()}
+}
+
+// reserved is the part of a map, one in so many, that frontends at external addresses leave to all others: they
+// can be made in masses, by anybody who has a Service.
+const reserved = 4
+
+// admitExternal returns why there is no room for an entry of an external address, or nil. The error wraps
+// [maps.ErrFull].
+func (t *table[K, V]) admitExternal() error {
+	n := t.Capacity()
+	if n == 0 || t.used < n-n/reserved {
+		return nil
+	}
+	if t.reserve == nil {
+		t.reserve = fmt.Errorf("map %s, %d entries, of which the last quarter is for ClusterIPs, node ports and the node's addresses: %w",
+			t.Name(), n, maps.ErrFull)
 	}
 
-	return t.writes, fill
+	return t.note(t.reserve)
 }
 
 // put writes an entry; there reports whether the map has the key already.

@@ -103,7 +103,7 @@ func (r *Reconciler) publish(svc *service) {
 		f := &plan.frontends[i]
 		if pl := plan.ports[f.port].pools[f.pool].have; pl != nil && f.owned {
 			if err := r.publishFrontend(svc, f, pl); err != nil {
-				svc.fail("frontend "+modelKey(f.key).String(), err)
+				svc.failFrontend(f.key, err)
 			}
 		}
 	}
@@ -383,6 +383,35 @@ func (r *Reconciler) newPool(p *port, s settings, members, table []uint32) (*poo
 	return pl, nil
 }
 
+// newFrontend writes a frontend that is not in the maps, at an address that is marked.
+func (r *Reconciler) newFrontend(svc *service, want maps.Frontend) error {
+	written := false
+	defer func() {
+		if written {
+			r.addrs.addFrontend(want.Key)
+		} else {
+			r.addrs.keep(want.Key, svc.name)
+		}
+	}()
+	id, err := r.frontendPlaces.take()
+	if err != nil {
+		return err
+	}
+	if err := r.frontends.put(id, want); err != nil {
+		r.frontendPlaces.untake(id)
+
+		return err
+	}
+	if err := r.frontendIDs.set(want.Key, id); err != nil {
+		r.freeFrontend(id, func() {})
+
+		return err
+	}
+	written = true
+
+	return nil
+}
+
 // publishFrontend makes a frontend lead to a pool: a new one once its address is marked, one that
 // is in the maps with one store.
 func (r *Reconciler) publishFrontend(svc *service, f *plannedFrontend, pl *pool) error {
@@ -395,31 +424,27 @@ func (r *Reconciler) publishFrontend(svc *service, f *plannedFrontend, pl *pool)
 	id, there := r.frontendIDs.have[f.key]
 	have := r.frontends.at(id)
 	switch {
-	case there && (have == want || r.holder(f.key) != nil):
+	case there && (have == want || r.adopter(f.key) != nil):
 		return nil
 	case !there && isCatchAll(f.key) && len(svc.failures) > 0:
 		return nil // a catch-all would refuse the ports that could not be published
+	}
+	if kind := lb.Kind(f.kind); !there && (kind == lb.KindLoadBalancer || kind == lb.KindExternalIP) {
+		if err := r.addrs.admit(f.key.Addr, svc.name); err != nil {
+			return err
+		}
+		if err := r.frontendIDs.admitExternal(); err != nil {
+			return err
+		}
 	}
 	if err := r.addrs.mark(f.key); err != nil {
 		return err
 	}
 
 	if !there {
-		id, err := r.frontendPlaces.take()
-		if err != nil {
+		if err := r.newFrontend(svc, want); err != nil {
 			return err
 		}
-		if err := r.frontends.put(id, want); err != nil {
-			r.frontendPlaces.untake(id)
-
-			return err
-		}
-		if err := r.frontendIDs.set(f.key, id); err != nil {
-			r.freeFrontend(id, func() {})
-
-			return err
-		}
-		r.addrs.addFrontend(f.key)
 		pl.frontends++
 
 		return nil

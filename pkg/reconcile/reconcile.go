@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/maglev"
+	"github.com/sluice-lb/sluice/pkg/queue"
 )
 
 // DefaultSlice is how many map operations an Apply usually does: some milliseconds of work.
@@ -94,7 +95,7 @@ type Reconciler struct {
 	poolsByID []*pool
 	broken    map[maps.FrontendKey]string
 
-	due         []*service            // in the order of their turns
+	due         queue.Turns[*service] // by namespace
 	waiting     map[*service]struct{} // for their backoff to end
 	blocked     map[*service]struct{} // those among waiting for which there was no room
 	retirement  retirement
@@ -201,15 +202,9 @@ var DefaultLimits = lb.Limits{Frontends: 524288 / limitShare, SourceRanges: 6553
 
 // LimitsOf returns how much of these maps one Service may take: no limit where a map has none.
 func LimitsOf(t maps.Tables) lb.Limits {
-	share := func(table any) int {
-		if sized, ok := table.(interface{ Capacity() int }); ok {
-			return sized.Capacity() / limitShare
-		}
-
-		return 0
+	return lb.Limits{
+		Frontends: t.FrontendIDs.Capacity() / limitShare, SourceRanges: t.SourceRanges.Capacity() / limitShare, Endpoints: maxEndpoints,
 	}
-
-	return lb.Limits{Frontends: share(t.FrontendIDs), SourceRanges: share(t.SourceRanges), Endpoints: maxEndpoints}
 }
 
 // NodePortAddrs returns the addresses on which node ports answer, by what is written.
@@ -357,7 +352,7 @@ func cidrs(prefixes []netip.Prefix) map[maps.CIDRKey]uint32 {
 // backoff, removals after a grace period. It returns after a number of map operations
 // ([Config].Slice) with the errors that occurred; everything that did not fail is written. Next
 // returns when to call Apply again. Services that are due take turns: one that needs more than a
-// slice continues after the others. Errors of full maps wrap [maps.ErrFull].
+// slice continues after the others. So do namespaces: their Services wait for one of each other namespace. Errors of full maps wrap [maps.ErrFull].
 func (r *Reconciler) Apply() error {
 	r.left = r.slice * costOperation
 	now := r.now()
@@ -404,7 +399,7 @@ func (r *Reconciler) Apply() error {
 // Next returns when Apply has something to do, the zero time if it has now, and false if there is
 // nothing until something is Set or a grace period ends.
 func (r *Reconciler) Next() (time.Time, bool) {
-	if len(r.due) > 0 || r.freeAdopted != nil || r.retirement.over > 0 || len(r.blocked) > 0 && r.hasRoom() {
+	if r.due.Len() > 0 || r.freeAdopted != nil || r.retirement.over > 0 || len(r.blocked) > 0 && r.hasRoom() {
 		return time.Time{}, true
 	}
 	var times []time.Time
@@ -444,7 +439,7 @@ func (r *Reconciler) enqueue(svc *service) {
 	svc.ensureWork()
 	if !svc.queued {
 		svc.queued = true
-		r.due = append(r.due, svc)
+		r.due.Add(svc.name.Namespace, svc)
 	}
 }
 
@@ -464,20 +459,17 @@ func (r *Reconciler) markAllDirty(again []*service) {
 // nextDue returns the Service whose turn it is, or nil. When no Service is due and a map that was
 // full has room again, the Services that it blocked are due.
 func (r *Reconciler) nextDue() *service {
-	if len(r.due) == 0 && len(r.blocked) > 0 && r.hasRoom() {
+	if r.due.Len() == 0 && len(r.blocked) > 0 && r.hasRoom() {
 		for _, room := range r.rooms {
 			room.wasFull = room.wasFull && !room.freed
 		}
 		r.markAllDirty(slices.Collect(stdmaps.Keys(r.blocked)))
 		clear(r.blocked)
 	}
-	if len(r.due) == 0 {
-		return nil
+	svc, ok := r.due.Next()
+	if ok {
+		svc.queued = false
 	}
-	svc := r.due[0]
-	r.due[0] = nil
-	r.due = r.due[1:]
-	svc.queued = false
 
 	return svc
 }

@@ -90,7 +90,7 @@ func (r *Reconciler) retireFrontends(svc *service) {
 			key := (*queue)[0]
 			*queue, failed = (*queue)[1:], append(failed, key)
 			if err := r.retireFrontend(svc, key); err != nil {
-				svc.fail("frontend "+modelKey(key).String(), err)
+				svc.failFrontend(key, err)
 			} else {
 				failed = failed[:len(failed)-1]
 			}
@@ -122,7 +122,7 @@ func (r *Reconciler) retireFrontend(svc *service, key maps.FrontendKey) error {
 	p := pl.port
 	r.releasePool(pl)
 	r.freeFrontend(id, func() {
-		r.addrs.removeFrontend(key)
+		r.addrs.removeFrontend(key, svc.name)
 		r.frontendGone(key, p)
 	})
 

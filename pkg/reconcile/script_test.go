@@ -84,9 +84,9 @@ func scriptName(path string) string { return strings.TrimSuffix(filepath.Base(pa
 
 func fakeTables(_ testing.TB, capacities map[string]uint32) maps.Tables {
 	f := maps.NewFakes(int(capacities[maps.NameSlots]))
-	f.FrontendIDs.Capacity = int(capacities[maps.NameFrontendIDs])
-	f.ServicePorts.Capacity = int(capacities[maps.NameServicePorts])
-	f.Addrs.Capacity = int(capacities[maps.NameAddrs])
+	f.FrontendIDs.Size = int(capacities[maps.NameFrontendIDs])
+	f.ServicePorts.Size = int(capacities[maps.NameServicePorts])
+	f.Addrs.Size = int(capacities[maps.NameAddrs])
 	limitArrays(f.Tables, capacities)
 
 	return f.Tables

@@ -121,8 +121,8 @@ func (r *Reconciler) leadsTo(key maps.FrontendKey) *pool {
 	return r.poolsByID[r.frontends.at(id).PoolId]
 }
 
-// holder returns the adopted Service that keeps a frontend until it is Set or pruned, or nil.
-func (r *Reconciler) holder(key maps.FrontendKey) *service {
+// adopter returns the adopted Service that keeps a frontend until it is Set or pruned, or nil.
+func (r *Reconciler) adopter(key maps.FrontendKey) *service {
 	if to := r.leadsTo(key); to != nil && to.port.svc.adopted && to.port.svc.name != nameless {
 		return to.port.svc
 	}
@@ -132,7 +132,7 @@ func (r *Reconciler) holder(key maps.FrontendKey) *service {
 
 // isAdoptedBy reports whether svc was found in the maps with a frontend.
 func (r *Reconciler) isAdoptedBy(svc *service, key maps.FrontendKey) bool {
-	return svc.adopted && r.holder(key) == svc
+	return svc.adopted && r.adopter(key) == svc
 }
 
 func (r *Reconciler) endpoint(id uint32) endpoint {

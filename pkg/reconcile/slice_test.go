@@ -163,7 +163,7 @@ func TestWorkersEnd(t *testing.T) {
 		r.Set(lb.ServiceName{Namespace: "default", Name: fmt.Sprint(i)}, time.Time{}, h.resolve())
 	}
 	most := 0
-	for len(r.due) > 0 {
+	for r.due.Len() > 0 {
 		mustApply(t, r)
 		most = max(most, runtime.NumGoroutine()-before)
 	}

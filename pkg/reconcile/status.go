@@ -48,6 +48,9 @@ type Status struct {
 	Retry      time.Time // when failures are tried again; zero if there are none
 	Lost       []Loss
 	Overlaps   []Overlap
+	// Holder is the namespace whose Services have the most frontends, if Failures are for lack of room; those
+	// that a Service has left count as well while their address drains.
+	Holder string
 }
 
 // Status returns the state of a Service, and false if it is not Set.
@@ -57,7 +60,7 @@ func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
 		return Status{}, false
 	}
 
-	return r.status(svc, r.adopts(noPause), noPause), true
+	return r.status(svc, r.adopts(noPause), r.holder(noPause), noPause), true
 }
 
 // Programmed reports whether the maps are as a Service wants, as in its Status, or the Service is
@@ -91,7 +94,7 @@ func (r *Reconciler) StatusesInSteps() iter.Seq[*Status] {
 
 			return goesOn
 		}
-		adopts := r.adopts(pause)
+		adopts, holder := r.adopts(pause), r.holder(pause)
 		for _, svc := range r.services {
 			if !goesOn {
 				return
@@ -99,7 +102,7 @@ func (r *Reconciler) StatusesInSteps() iter.Seq[*Status] {
 			if !svc.wanted && (svc.work == nil || len(svc.failures) == 0) {
 				continue
 			}
-			if s := r.status(svc, adopts, pause); !goesOn || !yield(&s) {
+			if s := r.status(svc, adopts, holder, pause); !goesOn || !yield(&s) {
 				return
 			}
 		}
@@ -128,13 +131,49 @@ func (r *Reconciler) adopts(pause func() bool) bool {
 	return false
 }
 
+// holder returns the namespace whose Services have the most frontends, if some Service waits for room, else "". It calls
+// pause between steps, and ends if that returns false.
+func (r *Reconciler) holder(pause func() bool) (most string) {
+	if len(r.blocked) == 0 {
+		return ""
+	}
+	n, frontends := 0, make(map[string]int)
+	add := func(namespace string, count int) bool {
+		frontends[namespace] += count
+		n++
+
+		return n%stepSize != 0 || pause()
+	}
+	for name, svc := range r.services {
+		if !add(name.Namespace, len(svc.plan.frontends)) {
+			return ""
+		}
+	}
+	for name, addrs := range r.addrs.drains {
+		if !add(name.Namespace, addrs) {
+			return ""
+		}
+	}
+	delete(frontends, nameless.Namespace)
+	for namespace, count := range frontends {
+		if count > frontends[most] || count == frontends[most] && namespace < most {
+			most = namespace
+		}
+	}
+
+	return most
+}
+
 // status returns the status of one Service. It looks up the owners of frontends that the Service
 // does not own, and of the others only if an adopted Service may hold them. It calls pause between steps, and ends if that
 // returns false.
-func (r *Reconciler) status(svc *service, adopts bool, pause func() bool) Status {
+func (r *Reconciler) status(svc *service, adopts bool, holder string, pause func() bool) Status {
 	s := Status{Service: svc.name, Programmed: svc.programmed()}
 	if svc.work != nil {
 		s.Failures = svc.failures
+		if svc.blocked {
+			s.Holder = holder
+		}
 		if svc.dirty {
 			s.Retry = svc.retry.at
 		}
@@ -147,8 +186,8 @@ func (r *Reconciler) status(svc *service, adopts bool, pause func() bool) Status
 		}
 		if !f.owned || adopts {
 			owner := r.claims.Owner(f.key)
-			if holder := r.holder(f.key); holder != nil {
-				owner = holder.plan.claimant
+			if adopter := r.adopter(f.key); adopter != nil {
+				owner = adopter.plan.claimant
 			}
 			if owner != nil && owner.Name != svc.name {
 				s.Lost = append(s.Lost, Loss{Frontend: modelKey(f.key), Owner: owner.Name})
@@ -253,6 +292,15 @@ func (svc *service) fail(what string, err error) {
 		svc.failures = append(svc.failures, Failure{What: what, Err: err})
 	}
 	svc.blocked = svc.blocked || errors.Is(err, maps.ErrFull)
+}
+
+// failFrontend is fail for a frontend. There may be ten thousands: those beyond maxFailures get no text.
+func (svc *service) failFrontend(key maps.FrontendKey, err error) {
+	what := ""
+	if len(svc.failures) < maxFailures {
+		what = "frontend " + modelKey(key).String()
+	}
+	svc.fail(what, err)
 }
 
 // errorOf returns failures as one error that names the Service.

@@ -17,7 +17,7 @@ func ErrorsOf(statuses iter.Seq[reconcile.Status]) []ServiceError {
 	errs := []ServiceError{}
 	lost := make(losses)
 	for status := range statuses {
-		for _, text := range failureTexts(status.Failures) {
+		for _, text := range failureTexts(status) {
 			errs = append(errs, ServiceError{Service: status.Service.String(), Error: text, Retry: status.Retry})
 		}
 		lost.add(status)
@@ -48,7 +48,7 @@ func ImpairedOf(statuses iter.Seq[reconcile.Status]) Impaired {
 	lost := make(losses)
 	for status := range statuses {
 		if len(status.Failures) > 0 {
-			i.Failed[status.Service] = ListText(failureTexts(status.Failures))
+			i.Failed[status.Service] = ListText(failureTexts(status))
 		}
 		if len(status.Overlaps) > 0 {
 			i.Takers[status.Service] = ListText(OverlapTexts(status.Overlaps))
@@ -62,10 +62,14 @@ func ImpairedOf(statuses iter.Seq[reconcile.Status]) Impaired {
 	return i
 }
 
-func failureTexts(failures []reconcile.Failure) []string {
-	texts := make([]string, len(failures))
-	for i, f := range failures {
-		texts[i] = f.Error()
+// failureTexts returns why a Service is not in the maps as it should be, and first who has the room that it lacks.
+func failureTexts(status reconcile.Status) []string {
+	var texts []string
+	if status.Holder != "" {
+		texts = append(texts, "there is no room, and Services of namespace "+status.Holder+" have the most frontends")
+	}
+	for _, f := range status.Failures {
+		texts = append(texts, f.Error())
 	}
 
 	return texts

@@ -116,13 +116,13 @@ func (s *subject) squeeze(seed uint64) bool {
 	}
 	rng := rand.New(rand.NewPCG(seed, 4))
 	room := func(entries int) int { return max(1, entries+rng.IntN(3)) }
-	s.fakes.FrontendIDs.Capacity = room(len(s.fakes.FrontendIDs.Entries))
+	s.fakes.FrontendIDs.Size = room(len(s.fakes.FrontendIDs.Entries))
 	s.fakes.Backends.SetLimit(room(used(s.fakes.Backends)))
 	s.fakes.Pools.SetLimit(room(used(s.fakes.Pools)))
 	s.fakes.Slots.SetLimit(room(used(s.fakes.Slots)))
-	s.fakes.SourceRanges.Capacity = room(len(s.fakes.SourceRanges.Entries))
-	s.fakes.Addrs.Capacity = room(len(s.fakes.Addrs.Entries))
-	s.fakes.ServicePorts.Capacity = room(len(s.fakes.ServicePorts.Entries))
+	s.fakes.SourceRanges.Size = room(len(s.fakes.SourceRanges.Entries))
+	s.fakes.Addrs.Size = room(len(s.fakes.Addrs.Entries))
+	s.fakes.ServicePorts.Size = room(len(s.fakes.ServicePorts.Entries))
 	return true
 }
 
@@ -138,13 +138,13 @@ func used[V any](a *maps.Array[V]) int {
 // recover ends what fail and squeeze began.
 func (s *subject) recover() {
 	s.fakes.Observe(nil, nil)
-	s.fakes.FrontendIDs.Capacity = 0
+	s.fakes.FrontendIDs.Size = 0
 	s.fakes.Backends.SetLimit(slots)
 	s.fakes.Pools.SetLimit(slots)
 	s.fakes.Slots.SetLimit(slots)
-	s.fakes.SourceRanges.Capacity = 0
-	s.fakes.Addrs.Capacity = 0
-	s.fakes.ServicePorts.Capacity = 0
+	s.fakes.SourceRanges.Size = 0
+	s.fakes.Addrs.Size = 0
+	s.fakes.ServicePorts.Size = 0
 }
 
 // turns is how often Apply may be due without a change of an object.

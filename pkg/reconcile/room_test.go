@@ -1,0 +1,125 @@
+package reconcile
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/test/heavy"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// slicesPerSecond is how many times Apply is called within a second: a slice takes less than 10 ms.
+const slicesPerSecond = 100
+
+// greedy is a Service with as many external IPs as it may have. Turn makes it another set of addresses.
+func greedy(number, turn int) (lb.ServiceName, lb.Resolution) {
+	h := life{heavy.New(1, 0, 32_766, 0)}
+	h.Name.Name = fmt.Sprint("greedy-", number)
+	h.LoadBalancers = nil
+	h.ClusterIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 9, byte(number)})}
+	for i := range h.ExternalIPs {
+		var addr [4]byte
+		binary.BigEndian.PutUint32(addr[:], 20<<24|uint32(turn%8*9+number)<<16|uint32(i))
+		h.ExternalIPs[i] = netip.AddrFrom4(addr)
+	}
+
+	return h.Name, lb.Resolve(&h.Service.Service, nil, &lb.Node{Name: "n1", Limits: DefaultLimits})
+}
+
+// tenant is a Service of another namespace with a ClusterIP and a node port.
+func tenant(number int) (lb.ServiceName, lb.Resolution) {
+	svc := lb.Service{
+		Name: lb.ServiceName{Namespace: fmt.Sprint("tenant-", number), Name: "web"}, Type: lb.NodePort,
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 8, byte(number)})}, Families: []lb.Family{lb.IPv4},
+		Ports: []lb.ServicePort{{Name: "http", Protocol: lb.TCP, Port: 80, NodePort: uint16(30000 + number)}},
+	}
+
+	return svc.Name, lb.Resolve(&svc, nil, &lb.Node{Name: "n1"})
+}
+
+// Nine Services of as many external IPs as there may be replace all of them every few seconds: more than there
+// is room for. Within a second, ClusterIPs and node ports of others are in the maps, and so is a new address of
+// the node.
+func TestRestlessExternalIPs(t *testing.T) {
+	const restless, seconds = 9, 25
+	fakes, clock := maps.NewFakes(1<<20), newTestClock()
+	fakes.FrontendIDs.Size, fakes.Addrs.Size = 524288, 262144
+	r, err := New(Config{Tables: fakes.Tables, Now: clock.read})
+	lab.Must(t, err)
+	r.Prune()
+	apply := func() {
+		if err := r.Apply(); err != nil && !errors.Is(err, maps.ErrFull) {
+			t.Fatal(err)
+		}
+	}
+	node := make(map[netip.Addr]maps.AddrUse)
+	var swept time.Time // when the scan of flows began that has ended last
+	for second := range seconds {
+		if second%5 == 0 {
+			for n := range restless {
+				name, res := greedy(n, second/5)
+				r.Set(name, time.Time{}, res)
+			}
+		}
+		if second%10 == 9 {
+			r.PruneAddrs(nil, swept)
+			swept = clock.now
+		}
+		r.EndGrace()
+		r.BeginGrace()
+		for range slicesPerSecond / 2 {
+			apply()
+		}
+		for n := 2 * second; n < 2*second+2; n++ {
+			name, res := tenant(n)
+			r.Set(name, time.Time{}, res)
+		}
+		addr := netip.AddrFrom4([4]byte{192, 168, 1, byte(1 + second)})
+		node[addr] = maps.AddrUse{Ifindex: 2, Flags: maps.AddrNodePort}
+		r.SetNodeAddrs(node)
+		for range slicesPerSecond / 2 {
+			apply()
+		}
+		for n := range 2*second + 2 {
+			name, _ := tenant(n)
+			if status, _ := r.Status(name); !status.Programmed {
+				t.Errorf("second %d: %s is not programmed: %v", second, name, status.Failures)
+			}
+		}
+		if !r.NodePortAddrs()[addr] {
+			t.Errorf("second %d: %s is not an address of the node", second, addr)
+		}
+		clock.pass(time.Second)
+	}
+}
+
+// A hundred large Services of one namespace are due. That of another one waits for a turn of one of them.
+func TestNamespacesTakeTurns(t *testing.T) {
+	clock := newTestClock()
+	r, err := New(Config{Tables: maps.NewFakes(1 << 20).Tables, Now: clock.read, Slice: 500})
+	lab.Must(t, err)
+	r.Prune()
+	for n := range 100 {
+		h := newHeavy(1, 0, 1000, 2)
+		h.Name.Name = fmt.Sprint("large-", n)
+		h.ClusterIPs[0] = netip.AddrFrom4([4]byte{10, 96, 1, byte(n)})
+		for i := range h.ExternalIPs {
+			h.ExternalIPs[i] = netip.AddrFrom4([4]byte{20, byte(n), byte(i >> 8), byte(i)})
+		}
+		r.Set(h.Name, time.Time{}, h.resolve())
+	}
+	name, res := tenant(1)
+	r.Set(name, time.Time{}, res)
+	for range 4 {
+		mustApply(t, r)
+	}
+	if status, _ := r.Status(name); !status.Programmed {
+		t.Error("the other Service waits for all of them")
+	}
+}
