@@ -220,6 +220,10 @@ func Prepare(cfg Config) (err error) {
 // moment without a program.
 func linkDir(bpfRoot string) string { return filepath.Join(bpfRoot, "links") }
 
+// traceDir returns the folder of pinned links of tracepoints. Such a link cannot be detached, and an agent that knows no
+// tracepoints ends what it finds in linkDir and does not know: it would never finish. It leaves folders alone.
+func traceDir(bpfRoot string) string { return filepath.Join(linkDir(bpfRoot), "trace") }
+
 // programDir returns the folder of pinned programs, which the next agent reuses
 // without verifying them again.
 func programDir(bpfRoot string) string { return filepath.Join(bpfRoot, "programs") }
@@ -302,7 +306,8 @@ func Remove(bpfRoot string) error {
 
 // removeRoot detaches all links that are pinned below a bpf root, and removes all pins there.
 func removeRoot(bpfRoot string) error {
-	sockets := removePinned(linkDir(bpfRoot), removalOrder(), func(string) bool { return false })
+	none := func(string) bool { return false }
+	sockets := errors.Join(removePinned(linkDir(bpfRoot), removalOrder(), none), removePinned(traceDir(bpfRoot), nil, none))
 	if err := errors.Join(sockets, detachTCX(bpfRoot, func(int) bool { return false })); err != nil {
 		return err
 	}

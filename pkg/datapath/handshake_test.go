@@ -122,7 +122,7 @@ func TestBackendHandshakes(t *testing.T) {
 func TestTracepointsReplaced(t *testing.T) {
 	l := newLoaded(t)
 	l.needsTracing(t)
-	first := mustLinkID(t, l.world, "inet_sock_set_state")
+	first := mustLinkID(t, l.world, "trace/inet_sock_set_state")
 	connect := func() {
 		t.Helper()
 		s := mustSocket(t, l.client, "tcp4")
@@ -131,7 +131,7 @@ func TestTracepointsReplaced(t *testing.T) {
 	connect()
 	same := l.mustOpen(t, l.cfg)
 	lab.Must(t, same.Attach())
-	if now := mustLinkID(t, l.world, "inet_sock_set_state"); now != first {
+	if now := mustLinkID(t, l.world, "trace/inet_sock_set_state"); now != first {
 		t.Errorf("link %d, want %d: the program is the same", now, first)
 	}
 	connect()
@@ -139,7 +139,7 @@ func TestTracepointsReplaced(t *testing.T) {
 	cfg.PodOptOut = true
 	other := l.mustOpen(t, cfg)
 	lab.Must(t, other.Attach(), same.Close(), l.world.Close())
-	if now := mustLinkID(t, l.world, "inet_sock_set_state"); now == first {
+	if now := mustLinkID(t, l.world, "trace/inet_sock_set_state"); now == first {
 		t.Error("the link still runs the old program")
 	}
 	connect()
@@ -152,7 +152,7 @@ func TestTracepointsReplaced(t *testing.T) {
 	off := l.mustOpen(t, cfg)
 	lab.Must(t, off.Attach(), other.Close())
 	l.Datapath = off
-	if _, err := link.LoadPinnedLink(filepath.Join(linkDir(cfg.BPFRoot), "inet_sock_set_state"), nil); err == nil {
+	if _, err := link.LoadPinnedLink(filepath.Join(traceDir(cfg.BPFRoot), "inet_sock_set_state"), nil); err == nil {
 		t.Error("switched off, there is still a link")
 	}
 	connect()
@@ -169,7 +169,7 @@ func TestNotTraced(t *testing.T) {
 	programs, err := l.programs()
 	lab.Must(t, err)
 	hook := programs.Trace[0]
-	pin := filepath.Join(linkDir(l.cfg.BPFRoot), hook.Name)
+	pin := filepath.Join(traceDir(l.cfg.BPFRoot), hook.Name)
 	broken := hook
 	broken.Program = nil
 	l.links.trace(pin, broken, errors.New("no such tracepoint"))

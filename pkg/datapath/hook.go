@@ -34,7 +34,7 @@ func (d *Datapath) Attach() error {
 	}
 	// Tracepoints come first, to see all sockets that the hooks of the cgroup translate.
 	for _, hook := range programs.Trace {
-		d.links.trace(filepath.Join(dir, hook.Name), hook, programs.NotTraced)
+		d.links.trace(filepath.Join(traceDir(d.cfg.BPFRoot), hook.Name), hook, programs.NotTraced)
 	}
 	// The hooks that translate answers are attached before those that translate
 	// requests, so that no socket sees the address of a backend.
@@ -59,10 +59,12 @@ func (d *Datapath) Attach() error {
 	}
 
 	// Hooks of an earlier agent that are not among these are detached.
-	hooks := slices.Concat(programs.Sock, programs.Trace)
-	if err := removePinned(dir, nil, func(name string) bool {
-		return slices.ContainsFunc(hooks, func(h bpf.Hook) bool { return h.Name == name })
-	}); err != nil {
+	among := func(hooks []bpf.Hook) func(name string) bool {
+		return func(name string) bool {
+			return slices.ContainsFunc(hooks, func(h bpf.Hook) bool { return h.Name == name })
+		}
+	}
+	if err := errors.Join(removePinned(dir, nil, among(programs.Sock)), removePinned(traceDir(d.cfg.BPFRoot), nil, among(programs.Trace))); err != nil {
 		return fmt.Errorf("hooks of another build: %w", err)
 	}
 
@@ -217,9 +219,13 @@ func queryHooks(get linkGetter, bpfRoot, cgroupRoot string, trace []bpf.Hook, om
 	var states []HookState
 	for i, hook := range slices.Concat(bpf.SockHooks(), trace) {
 		state := HookState{Name: hook.Name}
-		l, err := get(filepath.Join(linkDir(bpfRoot), hook.Name))
+		dir, isSock := linkDir(bpfRoot), i < len(bpf.SockHooks())
+		if !isSock {
+			dir = traceDir(bpfRoot)
+		}
+		l, err := get(filepath.Join(dir, hook.Name))
 		if err == nil {
-			if i < len(bpf.SockHooks()) { // no other program can keep ours from running at a tracepoint
+			if isSock { // no other program can keep ours from running at a tracepoint
 				err = isEffective(l, cgroup, hook)
 			}
 			_ = l.Close() // it was only read

@@ -219,6 +219,33 @@ func TestRemovalOrder(t *testing.T) {
 	}
 }
 
+// An agent of an older build ends links that it does not know, where it knows all of those that there are: each has to be
+// one that can be detached, and a new kind of links needs a folder of its own.
+func TestOlderBuildsCanEndLinks(t *testing.T) {
+	l := newLoaded(t)
+	l.needsTracing(t)
+	entries, err := os.ReadDir(linkDir(l.cfg.BPFRoot))
+	lab.Must(t, err)
+	ended := 0
+	for _, entry := range entries {
+		if entry.IsDir() {
+			continue
+		}
+		pinned, err := link.LoadPinnedLink(filepath.Join(linkDir(l.cfg.BPFRoot), entry.Name()), nil)
+		lab.Must(t, err)
+		if err := errors.Join(pinned.Detach(), pinned.Close()); err != nil {
+			t.Errorf("%s: %v", entry.Name(), err)
+		}
+		ended++
+	}
+	if ended < len(bpf.SockHooks())-2 { // two are optional
+		t.Errorf("%d links are there", ended)
+	}
+	for _, hook := range bpf.TraceHooks(l.config) {
+		mustLinkID(t, l.world, "trace/"+hook.Name)
+	}
+}
+
 // If a hook of requests cannot be detached, those that translate its answers stay.
 func TestRemoveStops(t *testing.T) {
 	w := newWebWorld(t)

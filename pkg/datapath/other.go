@@ -155,7 +155,7 @@ func deviceHookOf(id link.ID, index int) string {
 // pinnedLinks returns the links that are pinned below a bpf root.
 func pinnedLinks(bpfRoot string) ([]link.ID, error) {
 	var ids []link.ID
-	for _, pattern := range []string{"*", "devices/*/*"} {
+	for _, pattern := range []string{"*", "trace/*", "devices/*/*"} {
 		pins, err := filepath.Glob(filepath.Join(linkDir(bpfRoot), pattern))
 		if err != nil {
 			return nil, fmt.Errorf("pinned links: %w", err)

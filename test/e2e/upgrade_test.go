@@ -155,6 +155,49 @@ func TestDowngradeThatFails(t *testing.T) {
 	}
 }
 
+// A node goes down to a build that knows no tracepoints, and up again, while clients dial. Before that build is done it ends
+// links that it does not know, and it is done. No exchange fails, and open connections go on.
+//
+//	pod, node, outside ── web:80, node port ─┬─ pod-1-0 to pod-1-2
+//	                                         └─ pod-2-0 to pod-2-2
+func TestDowngradeToAnOlderBuild(t *testing.T) {
+	older, err := sluice.BuildOldSweep(t.TempDir())
+	lab.Must(t, err)
+	s := mustTestbed(t)
+	s.SetEndpoints(t, "web", scene.ReadyAll(s.pods()...)...)
+	web := s.CreateService(t, "web", scene.NodePort)
+	at := scene.At(web.Spec.ClusterIPs[0], 80)
+	nodePort := scene.At(s.Lab.Nodes[0].IPv4.String(), web.Spec.Ports[0].NodePort)
+	dials := []scene.Dial{s.Pod.To("tcp", at), s.Node.To("tcp", at), s.Outside.To("tcp", nodePort)}
+	var open []*scene.Connection
+	for _, d := range dials {
+		scene.MustReach(t, d, scene.Names(s.pods()...)...)
+		for range 5 {
+			open = append(open, d.MustOpen(t))
+		}
+	}
+	load := scene.MustDial(t, 50, dials...)
+	today := s.Agent.Binary()
+	for _, binary := range []string{older, today, older, today} {
+		lab.Must(t, s.Agent.Stop())
+		s.Agent.SetBinary(binary)
+		s.Agent.SetArgs()
+		if binary == older {
+			s.Agent.SetArgs(sluice.OldSweepArgs...)
+		}
+		lab.Must(t, s.Agent.Start())
+		sluice.MustWait(t, s.Agent)
+		if log := s.Agent.Log(); strings.Contains(log, "not attached; trying again") {
+			t.Fatalf("%s does not get done:\n%s", binary, log)
+		}
+		scene.MustGoOn(t, open...)
+		if binary == today {
+			mustHaveFolders(t, filepath.Join(s.Agent.BPFRoot(), "links", "trace"), "inet_sock_set_state", "tcp_retransmit_skb")
+		}
+	}
+	load.MustHaveWorked(t)
+}
+
 // samePorts gives TCP and UDP the same node port.
 func samePorts(port int32) scene.Change {
 	return func(svc *corev1.Service) {

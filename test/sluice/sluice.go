@@ -37,6 +37,71 @@ func BuildOtherLayout(dir string) (string, error) {
 	return build(dir, "other-layout", " -X "+maps+"Version=v3x -X "+maps+"StateVersion=state-v2x")
 }
 
+// BuildOldSweep builds one that ends what it does not know among the pinned links as builds do that know no tracepoints: a
+// link that cannot be detached keeps it from being done, and it does not look where those of tracepoints are. It has to
+// run with OldSweepArgs.
+func BuildOldSweep(dir string) (string, error) {
+	root, err := moduleFolder()
+	if err != nil {
+		return "", err
+	}
+	replaced := make(map[string]string)
+	for file, text := range map[string]string{
+		"links.go": ` && !errors.Is(err, link.ErrNotSupported)`,
+		"hook.go":  `, removePinned(traceDir(d.cfg.BPFRoot), nil, among(programs.Trace))`,
+	} {
+		source := filepath.Join(root, "pkg/datapath", file)
+		today, err := os.ReadFile(source)
+		if err != nil {
+			return "", err
+		}
+		old := strings.Replace(string(today), text, "", 1)
+		if old == string(today) {
+			return "", fmt.Errorf("%s has no %q any more", source, text)
+		}
+		replaced[source] = filepath.Join(dir, file)
+		if err := os.WriteFile(replaced[source], []byte(old), 0o600); err != nil {
+			return "", err
+		}
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
+	if err != nil {
+		return "", err
+	}
+	of := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(of, overlay, 0o600); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "sluice-old-sweep")
+
+	return path, buildIn(root, "old-sweep", "", path, "-overlay", of)
+}
+
+// OldSweepArgs are the flags with which an agent has no programs at tracepoints.
+var OldSweepArgs = []string{"--heal=off", "--handshake-metrics=false"}
+
+// moduleFolder returns the folder of the product's own module: that of the caller may be bench's.
+func moduleFolder() (string, error) {
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/sluice-lb/sluice").Output()
+	if err != nil {
+		return "", fmt.Errorf("folder of the module: %w", err)
+	}
+
+	return strings.TrimSpace(string(root)), nil
+}
+
+// buildIn builds the binary of the sources in a folder. Flags are the linker's.
+func buildIn(root, version, flags, path string, more ...string) error {
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version=" + version + flags, "-o", path}, more...)
+	cmd := exec.Command("go", append(args, "github.com/sluice-lb/sluice/cmd/sluice")...)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build of sluice: %w: %s", err, out)
+	}
+
+	return nil
+}
+
 func build(dir, version, flags string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("folder of binaries: %w", err)
@@ -46,17 +111,13 @@ func build(dir, version, flags string) (string, error) {
 		return "", fmt.Errorf("folder of binaries: %w", err)
 	}
 	defer os.RemoveAll(aside)
-	// In the product's own module: that of the caller may be bench's.
-	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/sluice-lb/sluice").Output()
+	root, err := moduleFolder()
 	if err != nil {
-		return "", fmt.Errorf("folder of the module: %w", err)
+		return "", err
 	}
 	name := "sluice-" + version
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version="+version+flags,
-		"-o", filepath.Join(aside, name), "github.com/sluice-lb/sluice/cmd/sluice")
-	cmd.Dir, cmd.Env = strings.TrimSpace(string(root)), append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build of sluice: %w: %s", err, out)
+	if err := buildIn(root, version, flags, filepath.Join(aside, name)); err != nil {
+		return "", err
 	}
 	path := filepath.Join(dir, name)
 
