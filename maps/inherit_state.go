@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -140,6 +141,7 @@ func pinToo(m *ebpf.Map, path string) error {
 type outdated struct {
 	name     string
 	from, to *ebpf.Map
+	copied   map[uint64]struct{} // hashes of the keys that were copied
 }
 
 // findOutdated opens the hash maps of another version that this version does not share.
@@ -169,7 +171,7 @@ func (p *Pinned) findOutdated() error {
 
 			continue
 		}
-		p.outdated = append(p.outdated, outdated{name, from, to})
+		p.outdated = append(p.outdated, outdated{name, from, to, make(map[uint64]struct{})})
 	}
 
 	return nil
@@ -190,7 +192,7 @@ func sameMap(a, b *ebpf.Map) (bool, error) {
 // CopyState copies entries from maps of another version of the state, whose layout differs, into
 // the maps of this one where they are missing: the start of each value, which both versions know;
 // the rest is zero. As long as programs of the other version are attached, there can be more to
-// copy. If they do not write the filters of this version, the filters are filled, so that
+// copy. Each key is copied once: what is missing later has ended. If they do not write the filters of this version, the filters are filled, so that
 // everything passes them. Any goroutine may call it.
 func (p *Pinned) CopyState() error {
 	p.inheriting.Lock()
@@ -203,7 +205,7 @@ func (p *Pinned) CopyState() error {
 		p.SourceFilter.fill()
 	}
 	for _, o := range p.outdated {
-		if err := copyMissing(o.from, o.to); err != nil {
+		if err := copyMissing(o.from, o.to, o.copied); err != nil {
 			errs = append(errs, fmt.Errorf("map %s of another version: %w", o.name, err))
 		}
 	}
@@ -240,8 +242,11 @@ func (p *Pinned) closeOutdated() error {
 	return errors.Join(errs...)
 }
 
-// copyMissing copies the entries of a hash map that are missing in another one.
-func copyMissing(from, to *ebpf.Map) error {
+var copiedSeed = maphash.MakeSeed()
+
+// copyMissing copies the entries of a hash map that are missing in another one, but for those whose keys have hashes among
+// copied. It adds those of all others.
+func copyMissing(from, to *ebpf.Map, copied map[uint64]struct{}) error {
 	keys, keyBytes := rowsOf(from.KeySize())
 	values, valueBytes := rowsOf(from.ValueSize())
 	value := make([]byte, to.ValueSize())
@@ -252,12 +257,18 @@ func copyMissing(from, to *ebpf.Map) error {
 			return fmt.Errorf("read: %w", err)
 		}
 		for i := range n {
+			key := row(keyBytes, i, from.KeySize())
+			hash := maphash.Bytes(copiedSeed, key)
+			if _, known := copied[hash]; known {
+				continue
+			}
 			clear(value)
 			copy(value, row(valueBytes, i, from.ValueSize()))
-			err := to.Update(row(keyBytes, i, from.KeySize()), value, ebpf.UpdateNoExist)
+			err := to.Update(key, value, ebpf.UpdateNoExist)
 			if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 				return fmt.Errorf("write: %w", err)
 			}
+			copied[hash] = struct{}{}
 		}
 		if last {
 			return nil

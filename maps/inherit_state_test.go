@@ -162,6 +162,17 @@ func TestStateIsCopied(t *testing.T) {
 			p = mustCreate(t, root, small())
 			mustHave(t, p.Flows, before, ours)
 			mustHave(t, p.Flows, later, test.want)
+			// A flow that has ended stays away, however often the devices of the other version are tried.
+			ended := put(5)
+			lab.Must(t, p.CopyState())
+			mustHave(t, p.Flows, ended, test.want)
+			lab.Must(t, p.Flows.Delete(ended), p.Flows.Delete(later))
+			lab.Must(t, p.CopyState())
+			for _, key := range []FlowKey{ended, later} {
+				if _, found, err := p.Flows.Lookup(key); err != nil || found {
+					t.Errorf("a flow from port %d that has ended is there again: %v, %v", key.SrcPort, found, err)
+				}
+			}
 			last := put(3)
 			p.SourceFilter.Begin(uint64(1 << 60)).End() // a sweep that does not know of the last one
 			lab.Must(t, p.EndInheriting())
