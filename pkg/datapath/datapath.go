@@ -269,6 +269,9 @@ func (d *Datapath) MissingPins() []string {
 	return slices.Concat(missingFiles(d.maps.Pins()), d.links.unpinned())
 }
 
+// pins returns the paths of the pins of maps and links, of those that are missing, too.
+func (d *Datapath) pins() []string { return slices.Concat(d.maps.Pins(), d.links.pins()) }
+
 // MendPins pins again the maps and links whose pins are missing. They work without
 // pins, but only until this process ends, and the next agent could not adopt them.
 // It returns the paths of the pins that were missing.

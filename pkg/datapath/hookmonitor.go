@@ -75,6 +75,9 @@ type HookMonitorConfig struct {
 // orphanInterval is how often orphans are looked for while there are some.
 const orphanInterval = 3 * time.Second
 
+// settlePins is how long after a change of the pins' folders they are looked at.
+const settlePins = 20 * time.Millisecond
+
 // attachRetry is how long after a failure the next try comes.
 const attachRetry = 5 * time.Second
 
@@ -129,7 +132,8 @@ func (m *HookMonitor) Problems() []string {
 	return reasons
 }
 
-// Run attaches programs, then checks hooks and pins at each interval, until ctx ends. It returns
+// Run attaches programs, then checks hooks and pins at each interval, and pins also when their folders or mounts change, until
+// ctx ends. It returns
 // an error if programs cannot be loaded, if FailFast is set and they cannot be attached, or one
 // that wraps [ErrRunning] if another agent has the maps.
 func (m *HookMonitor) Run(ctx context.Context) error {
@@ -141,9 +145,11 @@ func (m *HookMonitor) Run(ctx context.Context) error {
 	search := time.NewTimer(0)
 	<-search.C // not before FindOrphans is called: until then, the maps may lack Services
 	defer search.Stop()
+	changed, follow := m.watchPins(ctx)
 	if err := m.restorePins(); err != nil {
 		return err
 	}
+	follow()
 	m.checkHooks(ctx)
 
 	for {
@@ -158,10 +164,22 @@ func (m *HookMonitor) Run(ctx context.Context) error {
 			if m.findOrphans() {
 				search.Reset(orphanInterval)
 			}
+		case <-changed:
+			// What removes one pin removes all: it is given the time to.
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(settlePins):
+			}
+			if err := m.restorePins(); err != nil {
+				return err
+			}
+			follow()
 		case <-check.C:
 			if err := m.restorePins(); err != nil {
 				return err
 			}
+			follow()
 			m.checkHooks(ctx)
 			if err := m.datapath.maps.FreeListeners(); err != nil {
 				m.cfg.Log.Warn("what a killed `sluice monitor` has left is not freed", "error", err)

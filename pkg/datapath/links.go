@@ -160,6 +160,14 @@ func reopen(l link.Link) (link.Link, error) {
 	return fresh, nil
 }
 
+// pins returns the pins of all links, sorted.
+func (ls *links) pins() []string {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+
+	return slices.Sorted(maps.Keys(ls.open))
+}
+
 // unpinned returns the pins that are missing, sorted.
 func (ls *links) unpinned() []string {
 	ls.mu.Lock()
