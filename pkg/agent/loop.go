@@ -223,7 +223,8 @@ func (a *agent) takeOver() {
 	a.program()
 	a.applyAll()
 	a.programServiceCIDRs()
-	a.writer.Prune(slices.Collect(stdmaps.Keys(a.model.undecided))...)
+	keep := slices.Collect(stdmaps.Keys(a.model.undecided))
+	a.writer.Prune(slices.AppendSeq(keep, stdmaps.Values(a.model.unread))...)
 	a.applyAll()
 	a.complete = true
 }

@@ -42,6 +42,10 @@ type model struct {
 	failing *atomic.Pointer[[]string]
 	// undecided are Services whose decision failed by a panic.
 	undecided map[lb.ServiceName]struct{}
+	// unread are the Services of objects that could not be read and are not known as they were, by source: such a Service
+	// keeps what an earlier agent programmed. Of those that are in readAgain, such an object was read since, or is gone.
+	unread    map[string]lb.ServiceName
+	readAgain []lb.ServiceName
 	log       *slog.Logger
 	events    events.Recorder
 }
@@ -69,9 +73,21 @@ func newModel(cfg Config, p parts) *model {
 		problems:            map[string][]lb.Problem{},
 		failing:             new(atomic.Pointer[[]string]),
 		undecided:           map[lb.ServiceName]struct{}{},
+		unread:              map[string]lb.ServiceName{},
 		log:                 cfg.Log,
 		events:              p.events,
 	}
+}
+
+// isUnread reports whether an object of a Service could not be read, and is not known as it was.
+func (m *model) isUnread(name lb.ServiceName) bool {
+	for _, service := range m.unread {
+		if service == name {
+			return true
+		}
+	}
+
+	return false
 }
 
 // limits returns what no program translates, as the node is configured.
@@ -124,6 +140,10 @@ func (m *model) setOther(name lb.ServiceName, svc *lb.Service) {
 // report replaces the problems of one source. It logs and records those that are new, and the
 // end of those that concerned this node.
 func (m *model) report(source string, problems []lb.Problem) {
+	if service, unread := m.unread[source]; unread {
+		delete(m.unread, source)
+		m.readAgain = append(m.readAgain, service)
+	}
 	before := m.problems[source]
 	for _, p := range problems {
 		if !slices.Contains(before, p) {

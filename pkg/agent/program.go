@@ -27,7 +27,8 @@ const decidedAtOnce = 1000
 // program updates the maps to the model. Until the first synchronization is complete, it
 // writes each chunk of decisions before it makes the next one.
 func (a *agent) program() {
-	touched := a.model.state.Touched()
+	touched := append(a.model.state.Touched(), a.model.readAgain...)
+	a.model.readAgain = nil
 	if !a.complete {
 		a.reserveFor(touched)
 	}
@@ -171,9 +172,14 @@ func (a *agent) reserveFor(names []lb.ServiceName) {
 }
 
 // enforce hands a decision to the writer, the health checks and the metrics. A Service whose
-// decision failed keeps what it has.
+// decision failed keeps what it has, and one that has an object which could not be read what an earlier agent programmed.
 func (a *agent) enforce(svc *lb.Service, d decision.Decision) {
 	name, source := svc.Name, decisionsAbout(svc.Name)
+	if a.model.isUnread(name) && a.writer.Adopted(name) {
+		a.model.undecided[name] = struct{}{}
+
+		return
+	}
 	if d.Failed != "" {
 		failure := lb.Problem{
 			Object:  "Service " + name.String(),

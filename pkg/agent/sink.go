@@ -108,6 +108,14 @@ func (s sink) SetNamespace(namespace kube.Namespace, problems []lb.Problem) {
 	})
 }
 
+// Unread implements [kube.Sink].
+func (s sink) Unread(source string, service lb.ServiceName, problems []lb.Problem) {
+	s.Batch(func(m *model) {
+		m.report(source, problems)
+		m.unread[source] = service
+	})
+}
+
 // ReportGone implements [kube.Sink].
 func (s sink) ReportGone(kind string, gone, known int) {
 	s.metrics.Gone(kind, gone)

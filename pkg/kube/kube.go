@@ -66,6 +66,11 @@ type Sink interface {
 	// source is valid again, or gone.
 	Report(source string, problems []lb.Problem)
 
+	// Unread is Report for an object of a Service that could not be read, for a mistake of ours, and that no Set method was
+	// called for: whatever an earlier process made of the Service is to stay. The next call with the same source, or a Set
+	// or Delete method for the object, ends that.
+	Unread(source string, service lb.ServiceName, problems []lb.Problem)
+
 	// ReportGone is called when a list lacks at least half of the objects of a kind ("Service") that were known, and
 	// they are not few. They are deleted all the same.
 	ReportGone(kind string, gone, known int)
@@ -130,6 +135,16 @@ type object struct {
 	// and stack is its stack.
 	failed string
 	stack  []byte
+
+	// service is the Service that the object is, or is a slice of. It is known although the object could not be read.
+	service lb.ServiceName
+}
+
+// of sets the Service of an object.
+func (o *object) of(namespace, name string) *object {
+	o.service = lb.ServiceName{Namespace: namespace, Name: name}
+
+	return o
 }
 
 // translate reads a Kubernetes object. The result shares nothing but strings with it.
@@ -138,7 +153,7 @@ func translate(obj any) *object {
 	case *corev1.Service:
 		return read(keyOf(kindService, &obj.ObjectMeta), func(o *object) {
 			o.value, o.problems = translateService(obj)
-		})
+		}).of(obj.Namespace, obj.Name)
 	case *discoveryv1.EndpointSlice:
 		return read(keyOf(kindSlice, &obj.ObjectMeta), func(o *object) {
 			slice, problems, counts := translateSlice(o.key, obj)
@@ -146,7 +161,7 @@ func translate(obj any) *object {
 			if counts {
 				o.value = slice
 			}
-		})
+		}).of(obj.Namespace, obj.Labels[discoveryv1.LabelServiceName])
 	case *corev1.Node:
 		return read(keyOf(kindNode, &obj.ObjectMeta), func(o *object) {
 			o.value, o.problems = translateNode(obj)

@@ -118,6 +118,13 @@ func (r *recorder) SetNamespace(n Namespace, problems []lb.Problem) {
 func (r *recorder) DeleteService(name lb.ServiceName) { r.delete("Service " + name.String()) }
 func (r *recorder) DeleteSlice(name lb.SliceName)     { r.delete("EndpointSlice " + name.String()) }
 
+func (r *recorder) Unread(source string, service lb.ServiceName, problems []lb.Problem) {
+	r.mu.Lock()
+	r.calls = append(r.calls, "unread "+service.String())
+	r.mu.Unlock()
+	r.Report(source, problems)
+}
+
 func (r *recorder) Report(source string, problems []lb.Problem) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

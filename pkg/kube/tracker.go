@@ -75,7 +75,11 @@ func (t *tracker) put(o *object) {
 			t.log.Error("an object could not be read", "object", o.key, "error", o.failed, "stack", string(o.stack))
 		}
 		t.reported[o.key] = inForce
-		t.sink.Report(o.key.String(), o.problems)
+		if !inForce && o.service.Name != "" {
+			t.sink.Unread(o.key.String(), o.service, o.problems)
+		} else {
+			t.sink.Report(o.key.String(), o.problems)
+		}
 		return
 	}
 	t.clearFailure(o.key)

@@ -220,6 +220,7 @@ func (nowhere) SetServiceCIDRs([]netip.Prefix, []lb.Problem) {}
 func (nowhere) SetPod(Pod, []lb.Problem)                     {}
 func (nowhere) SetNamespace(Namespace, []lb.Problem)         {}
 func (nowhere) Report(string, []lb.Problem)                  {}
+func (nowhere) Unread(string, lb.ServiceName, []lb.Problem)  {}
 func (nowhere) Flush()                                       {}
 
 // An object that cannot be read for a mistake of ours stays as it was, which is reported and
@@ -280,6 +281,31 @@ func TestObjectThatCouldNeverBeRead(t *testing.T) {
 	}
 	if slices.Contains(sink.calls, "delete Service default/a") {
 		t.Errorf("deleted without having been set: %q", sink.calls)
+	}
+}
+
+// Of which Service an object is that could never be read is reported, so that what it had can stay; of one that is known
+// as it was, not.
+func TestUnreadObjectOfAService(t *testing.T) {
+	of := func(o *object) *object {
+		o.value, o.failed, o.stack = nil, "panic: this cannot be", nil
+
+		return o
+	}
+	sink := newRecorder()
+	s := &store{tracker: newTracker(sink, slog.New(slog.DiscardHandler)), replaced: func() {}}
+	s.tracker.put(of(translate(service("a", "10.96.0.1"))))
+	s.tracker.put(of(translate(slice("b-1", "b"))))
+	lab.Must(t, s.Add(service("c", "10.96.0.3")))
+	s.tracker.put(of(translate(service("c", "10.96.0.3"))))
+	var unread []string
+	for _, call := range sink.calls {
+		if strings.HasPrefix(call, "unread") {
+			unread = append(unread, call)
+		}
+	}
+	if want := []string{"unread default/a", "unread default/b"}; !slices.Equal(unread, want) {
+		t.Errorf("%q, want %q", unread, want)
 	}
 }
 

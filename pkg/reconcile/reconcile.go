@@ -269,6 +269,13 @@ func (r *Reconciler) Prune(keep ...lb.ServiceName) {
 	}
 }
 
+// Adopted reports whether a Service has what an earlier process wrote, and was not Set since.
+func (r *Reconciler) Adopted(name lb.ServiceName) bool {
+	svc := r.services[name]
+
+	return svc != nil && svc.adopted && !svc.wanted
+}
+
 // PruneAddrs reports the original destinations of all flows, as a scan found them that started at
 // begin, a time of [Config].Now. Connections outlive their Service (CONTRACT 1.11.3), and programs
 // do not touch packets to an address that is in no map. An address that has lost its last frontend
