@@ -106,6 +106,52 @@ func TestFlowsWithoutRoom(t *testing.T) {
 	})
 }
 
+// A flow that was turned around has no room in flows for what it needs to pass the stack: it works nevertheless, and gets
+// that when there is room. So it is with an entry that was lost.
+func TestTurnedFlowsWithoutRoom(t *testing.T) {
+	for _, proto := range transports {
+		each(t, []place{turning}, func(t *testing.T, w *world, p place) {
+			c := begin(t, w, p, proto, remotePod)
+			c.establish(t)
+			w.use(t, w.room(t), w.room(t))
+			where := func(inFlows int) {
+				t.Helper()
+				have := 0
+				for _, e := range w.entries(t) {
+					if !e.halfOpen {
+						have++
+					}
+				}
+				if n := len(w.entries(t)); n != 4 || have != inFlows {
+					t.Errorf("%d entries, and %d of them in flows, want 4 and %d", n, have, inFlows)
+				}
+			}
+			exchange := func() {
+				c.says(t, second(proto, client, clusterIP))
+				c.leaves(t, second(proto, client, clusterIP))
+				c.returns(t, third(proto, remotePod, node))
+				c.hears(t, third(proto, remotePod, node))
+			}
+			w.turn(t)
+			defer w.turn(t, "eth0", "eth1")
+			w.turns = false
+			exchange()
+			where(2)
+			w.wait(t, 1100*time.Millisecond)
+			exchange()
+			where(2)
+			w.delete(t, w.role(t, maps.FlowFromBackend))
+			w.wait(t, 1100*time.Millisecond)
+			exchange()
+			where(1)
+			w.use(t, 0, 0)
+			w.wait(t, 1100*time.Millisecond)
+			exchange()
+			where(4)
+		})
+	}
+}
+
 // Entries of flows are counted when they are put and deleted, by programs and by the agent.
 func TestUsageOfFlows(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {

@@ -190,6 +190,70 @@ func TestTurnedFlowsGoThroughTheStack(t *testing.T) {
 	}
 }
 
+// A packet that only the stack could handle, and that is not of the connection, does not make it pass the stack.
+func TestStrangersPacketForTheStack(t *testing.T) {
+	for _, test := range forStack {
+		if test.shape == nil || test.long {
+			continue
+		}
+		t.Run(test.name, func(t *testing.T) {
+			for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolSCTP} {
+				if test.tcp && proto != layers.IPProtocolTCP {
+					continue
+				}
+				each(t, []place{turning}, func(t *testing.T, w *world, p place) {
+					c := begin(t, w, p, proto, remotePod)
+					c.establish(t)
+					strange := second(proto, client, clusterIP).numbered(1 << 30).acks(1 << 30).bearing("stranger")
+					w.ingress(t, p, test.shape(strange)).drops(maps.ReasonDropNoFlow)
+					if test.reply {
+						w.ingress(t, p, test.shape(strange.from(remotePod).to(node).toPort(c.masqueradedPort))).drops(maps.ReasonDropNoFlow)
+					}
+					w.ingress(t, podVeth, strange.from(remotePod).to(node).toPort(c.masqueradedPort)).drops(maps.ReasonDropNoFlow)
+					w.holds(t, 2, false)
+					c.says(t, second(proto, client, clusterIP))
+					c.returns(t, third(proto, remotePod, node))
+				})
+			}
+		})
+	}
+}
+
+// Flows fill their part of the table, turned around. When a firewall appears, all of them pass the stack: the table gets no
+// more entries than it has room for, so the kernel evicts no idle connection.
+func TestManyFlowsGoThroughTheStack(t *testing.T) {
+	each(t, []place{turning}, func(t *testing.T, w *world, p place) {
+		var all []*conversation
+		w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
+		limit := w.room(t) - w.room(t)/4
+		w.use(t, limit-800, 0)
+		for i := 0; ; i++ {
+			c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, vip: clusterIP, backend: remotePod}
+			c.place.client = clientAt(i)
+			if o := w.ingress(t, p, tcp(c.place.client, clusterIP, "S")); o.reasons[maps.ReasonDropFlowTable] == 1 {
+				break
+			}
+			c.masqueradedPort = maps.Port(w.flowOf(t, c.place.client, clusterIP).MasqueradePort)
+			c.establish(t)
+			all = append(all, c)
+		}
+		idle, busy := all[:100], all[100:]
+		w.turn(t)
+		w.turns = false
+		for _, c := range busy {
+			c.says(t, segment("P.").with("go on"))
+		}
+		if used := w.maps.FlowUsage.Load(maps.FlowsConnected); used > int64(limit) {
+			t.Errorf("%d entries are in flows, with room for %d", used, limit)
+		}
+		for _, c := range idle {
+			c.says(t, segment("P.").with("go on"))
+			c.returns(t, segment("P.").acks(6).with("go on"))
+			c.hears(t, segment("P.").acks(6).with("go on"))
+		}
+	})
+}
+
 // A packet that is too long for the route and must not be fragmented gets an error with the MTU, and the
 // connection goes on.
 func TestTooLongToBeTurned(t *testing.T) {

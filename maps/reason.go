@@ -66,7 +66,7 @@ var reasons = [reasonCount]struct{ label, text string }{
 	ReasonDropRewrite:            {"drop_rewrite", "dropped: the packet could not be written"},
 	ReasonDropAbandoned:          {"drop_abandoned", "dropped: a late answer of a backend that was given up, as another one has got the connection"},
 	ReasonRejectNoFlow:           {"reject_no_flow", "refused: reset, as it is of no connection to the Service that is known, and begins none"},
-	ReasonDropNoFlow:             {"drop_no_flow", "dropped: of no connection to the Service that is known, and itself a reset, an ICMP error or a later fragment, which gets no answer"},
+	ReasonDropNoFlow:             {"drop_no_flow", "dropped: of no connection to the Service that is known, and itself a reset, an ICMP error, a later fragment, or one that only the stack could handle, which gets no answer"},
 	ReasonDropSource:             {"drop_source", "dropped: its source is no client's: the address of a Service, of a group or of all hosts, unspecified, or loopback"},
 	ReasonDropTupleTaken:         {"drop_tuple_taken", "dropped: a flow of a client behind another kind of device has the same addresses and ports"},
 }

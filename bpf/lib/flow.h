@@ -382,9 +382,10 @@ static __always_inline void note_entry(const struct flow_key *key, __u32 role, _
  * put_back puts the entry of this role of the flow of the packet at a hook into flows, if it is
  * missing there, and returns 1 if it did. A half-open flow that has started since keeps the tuple.
  * An entry that is itself half open leaves half_open for flows with its state, but is open from now
- * on; the state of an entry that was lost is unknown.
+ * on; the state of an entry that was lost is unknown. Without room in flows, an entry stays in half_open,
+ * and one that was lost is put there.
  */
-__noinline int put_back(__u32 hook, __u32 role)
+__noinline int put_back(__u32 hook, __u32 role, __u32 room)
 {
 	struct packet *pkt = packet_at(hook);
 	struct flow *opening, *f;
@@ -400,16 +401,25 @@ __noinline int put_back(__u32 hook, __u32 role)
 	opening = half_open_at(&pkt->key);
 	if (opening && opening->created != f->created)
 		return 0;
+	if (!room && (opening || bpf_map_lookup_elem(&sl_flows, &pkt->key)))
+		return 0;
 	f->state = opening && !is_new(opening) ? opening->state : FLOW_OPEN;
 	f->ending = opening ? opening->ending : 0;
 	f->stamp = opening ? opening->stamp : 0;
 	f->end = opening ? opening->end : 0;
 	f->ack = opening ? opening->ack : 0;
 	note_entry(&pkt->key, role, pkt->now);
-	failed = bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST);
+	if (room)
+		failed = bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST);
+	else
+		failed = put_half_open(&pkt->key, f, BPF_NOEXIST);
 	f->state = state;
 	if (failed && failed != -EEXIST)
 		return 0;
+	if (!room) {
+		count_flows(COUNT_HALF_OPEN_PUT, !failed);
+		return !failed;
+	}
 	if (opening) {
 		report_bytes(opening);
 		drop_half_open(&pkt->key);
@@ -421,13 +431,16 @@ __noinline int put_back(__u32 hook, __u32 role)
 	return 1;
 }
 
-/* put_back_all puts back all entries of pkt->flow, and returns how many were missing. */
-static __always_inline int put_back_all(struct packet *pkt)
+/*
+ * put_back_all puts back all entries of pkt->flow, for which there is room in flows or not, and returns how
+ * many were missing.
+ */
+static __always_inline int put_back_all(struct packet *pkt, bool room)
 {
 	__u32 hook = pkt->ip.key.hook;
 
-	return put_back(hook, FLOW_FROM_CLIENT) + put_back(hook, FLOW_TO_CLIENT) +
-	       put_back(hook, FLOW_TO_BACKEND) + put_back(hook, FLOW_FROM_BACKEND);
+	return put_back(hook, FLOW_FROM_CLIENT, room) + put_back(hook, FLOW_TO_CLIENT, room) +
+	       put_back(hook, FLOW_TO_BACKEND, room) + put_back(hook, FLOW_FROM_BACKEND, room);
 }
 
 /*

@@ -73,7 +73,7 @@ static __noinline int confirm(struct packet *pkt, const struct flow *f)
 	pkt->flow = *f;
 	pkt->flow.last_seen = pkt->now;
 	pkt->flow.bytes = 0;
-	put_back_all(pkt);
+	put_back_all(pkt, true);
 	return 0;
 }
 
@@ -125,7 +125,7 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 	if (half_open)
 		return 0;
 	pkt->flow = *f;
-	put = put_back_all(pkt);
+	put = put_back_all(pkt, has_share(f->proto));
 	if (put)
 		count_flows(COUNT_FLOWS_REPAIRED, put);
 	return 0;

@@ -28,8 +28,31 @@ static __always_inline void lead_through_stack(const struct packet *pkt, struct 
 }
 
 /*
+ * is_of_flow reports whether the packet, which cannot be turned around, makes its flow f pass the stack. If that
+ * is for what the packet is like, it has to be of the connection, as far as its numbers or its tag show.
+ */
+static __always_inline bool is_of_flow(struct __sk_buff *ctx, const struct packet *pkt,
+				       const struct flow *f)
+{
+	const struct segment *tcp = &pkt->tcp;
+
+	if (config_device_class == DEVICE_UPLINK && is_plain(ctx, &pkt->ip))
+		return true;
+	if (pkt->is_error)
+		return false;
+	if (f->proto == IPPROTO_UDP || is_new(f))
+		return true;
+	if (pkt->ip.later)
+		return false;
+	if (f->proto == IPPROTO_SCTP)
+		return !f->end || pkt->sctp.tag == f->end;
+	return is_near(tcp->end, f->end) && (!tcp->acks || is_near(tcp->ack, f->ack));
+}
+
+/*
  * unturn makes pkt->flow, which is turned around, pass the stack from now on: it puts the entries
- * of egress before the entries of ingress change. It is for ingress, and global, so that the
+ * of egress before the entries of ingress change. Without room for more entries in flows, these stay
+ * half open. A packet that is not of the flow is dropped. It is for ingress, and global, so that the
  * verifier walks it once.
  */
 __noinline int unturn(struct __sk_buff *ctx)
@@ -42,6 +65,8 @@ __noinline int unturn(struct __sk_buff *ctx)
 
 	if (!pkt)
 		return REASON_DROP_FLOW_TABLE;
+	if (!is_of_flow(ctx, pkt, &pkt->flow))
+		return REASON_DROP_NO_FLOW;
 	client = entry_of(pkt, &pkt->flow, FLOW_FROM_CLIENT);
 	opening = half_open_at(&pkt->key);
 	open = !opening || opening->created != pkt->flow.created;
@@ -64,7 +89,7 @@ __noinline int unturn(struct __sk_buff *ctx)
 	if (why)
 		return why;
 	if (open)
-		put_back_all(pkt);
+		put_back_all(pkt, has_share(pkt->flow.proto));
 	lead_through_stack(pkt, client);
 	lead_through_stack(pkt, backend);
 	return REASON_NEXT;
