@@ -35,8 +35,11 @@ type MonitorConfig struct {
 }
 
 // staleRest is the least time between searches for stale flows: each reads all flows, and
-// backends may go one by one.
+// backends may go one by one. It is restFactor times that of the last search if that took long.
 const staleRest = time.Second
+
+// restAfter returns how long to rest after a search that took so long.
+func restAfter(took time.Duration) time.Duration { return max(staleRest, restFactor*took) }
 
 // NewMonitor returns a monitor that has not swept yet.
 func NewMonitor(cfg MonitorConfig) (*Monitor, error) {
@@ -76,7 +79,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	defer sweep.Stop()
 	defer search.Stop()
 	search.Stop()
-	var searched time.Time
+	var rested time.Time // when the next search may begin
 
 	for {
 		select {
@@ -86,12 +89,13 @@ func (m *Monitor) Run(ctx context.Context) error {
 			m.sweep()
 			sweep.Reset(m.sweeper.Next())
 		case <-m.stale:
-			search.Reset(time.Until(searched.Add(staleRest)))
+			search.Reset(time.Until(rested))
 		case <-search.C:
+			begin := time.Now()
 			if !m.searchStale() {
 				m.EndStale() // the next try
 			}
-			searched = time.Now()
+			rested = time.Now().Add(restAfter(time.Since(begin)))
 		}
 	}
 }

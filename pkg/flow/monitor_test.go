@@ -193,3 +193,15 @@ func mustVanish(t *testing.T, w *world, key maps.FlowKey) {
 		return !inFlows && !unanswered
 	})
 }
+
+// Searches for stale flows take at most a twentieth of a processor, however large the tables are: an endpoint that comes and
+// goes all the time starts one after the other.
+func TestRestAfterSearch(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		0: time.Second, 10 * time.Millisecond: time.Second, 300 * time.Millisecond: 6 * time.Second,
+	} {
+		if got := restAfter(took); got != want {
+			t.Errorf("after %v it rests %v, want %v", took, got, want)
+		}
+	}
+}
