@@ -1,9 +1,12 @@
 package health
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"testing"
 )
@@ -96,7 +99,21 @@ func TestReadyz(t *testing.T) {
 	h := Handler(Config{Proxy: p, Ready: func() []string { return reasons }})
 	mustAnswer(t, h, "/readyz", 200, `{"ready":true}`)
 	reasons = []string{"not all Services are known", `device "eth0": gone`}
-	mustAnswer(t, h, "/readyz", 503, `{"ready":false,"reasons":["not all Services are known","device \"eth0\": gone"]}`)
+	for _, test := range []struct{ client, local, body string }{
+		{"127.0.0.1:4711", "127.0.0.1:10256", `{"ready":false,"reasons":["not all Services are known","device \"eth0\": gone"]}`},
+		{"192.168.50.1:4711", "192.168.50.1:10256", `{"ready":false,"reasons":["not all Services are known","device \"eth0\": gone"]}`},
+		{"10.244.1.2:4711", "192.168.50.1:10256", `{"ready":false}`},
+		{"", "192.168.50.1:10256", `{"ready":false}`},
+	} {
+		request := httptest.NewRequest("GET", "/readyz", nil)
+		request.RemoteAddr = test.client
+		local := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(test.local))
+		answer := httptest.NewRecorder()
+		h.ServeHTTP(answer, request.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, local)))
+		if answer.Code != 503 || answer.Body.String() != test.body {
+			t.Errorf("a client at %q reads %d %s, want %s", test.client, answer.Code, answer.Body, test.body)
+		}
+	}
 }
 
 func TestNothingElseIsFound(t *testing.T) {

@@ -10,7 +10,9 @@ package health
 
 import (
 	"encoding/json"
+	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -209,16 +211,31 @@ func Handler(cfg Config) http.Handler {
 		r := cfg.Proxy.report(cfg.Proxy.alive)
 		cfg.answer(w, "/livez", r, r.Healthy)
 	})
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
 		body := struct {
 			Ready   bool     `json:"ready"`
 			Reasons []string `json:"reasons,omitempty"`
 		}{Reasons: cfg.Ready()}
 		body.Ready = len(body.Reasons) == 0
+		if !isOfNode(r) {
+			body.Reasons = nil
+		}
 		send(w, statusOf(body.Ready), body)
 	})
 
 	return mux
+}
+
+// isOfNode reports whether a client is on this node, and in its network namespace: it comes by loopback, or from the address
+// that it asks. Reasons name devices, programs and paths, which are not for pods and clients elsewhere.
+func isOfNode(r *http.Request) bool {
+	client, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+
+	return client.Addr().IsLoopback() || local != nil && local.AddrPort().Addr().Unmap() == client.Addr().Unmap()
 }
 
 func (cfg Config) answer(w http.ResponseWriter, path string, r report, healthy bool) {
