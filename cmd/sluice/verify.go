@@ -120,7 +120,11 @@ func lasting[T comparable](compare func() ([]T, error)) ([]T, error) {
 		if pass == 1 {
 			all = append([]T{}, found...)
 		}
-		all = slices.DeleteFunc(all, func(d T) bool { return !slices.Contains(found, d) })
+		again := make(map[T]bool, len(found))
+		for _, d := range found {
+			again[d] = true
+		}
+		all = slices.DeleteFunc(all, func(d T) bool { return !again[d] })
 		if len(all) == 0 || pass == 3 {
 			return all, nil
 		}

@@ -71,3 +71,19 @@ func TestLasting(t *testing.T) {
 		t.Errorf("a comparison that fails: %v", err)
 	}
 }
+
+// Many differences are compared with many in a time that grows with their number, and not with its square.
+func TestManyDifferences(t *testing.T) {
+	many := make([]string, 200_000)
+	for i := range many {
+		many[i] = fmt.Sprintf("shop/web: frontend %d is not programmed", 100_000+i)
+	}
+	begin := time.Now()
+	got, err := lasting(func() ([]string, error) { return many, nil })
+	if err != nil || len(got) != len(many) {
+		t.Errorf("%d differences, %v", len(got), err)
+	}
+	if took := time.Since(begin); took > 20*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
