@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
@@ -69,13 +68,14 @@ func printFlows(w io.Writer, format string, flows []flow.Flow) error {
 		var text []byte
 		var err error
 		if format == "yaml" {
-			text, err = yaml.Marshal(flows[i : i+1])
+			text, err = marshalYAML(flows[i : i+1])
 		} else {
 			before, after = ",\n  ", "\n]\n"
 			if i == 0 {
 				before = "[\n  "
 			}
 			text, err = json.MarshalIndent(flows[i], "  ", "  ")
+			text = escapeJSON(text)
 		}
 		if err != nil {
 			return fmt.Errorf("output: %w", err)

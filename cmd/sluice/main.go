@@ -58,7 +58,7 @@ func commandOf(args []string) *cobra.Command {
 // printError prints the error, after the verifier's log if it refused a program. An agent has to end, to be
 // started again, also when what it prints is not read: see logWriter.
 func printError(w io.Writer, err error) {
-	lines := newLogWriter(w, new(atomic.Uint64), func(uint64) {})
+	lines := newLogWriter(printable{w}, new(atomic.Uint64), func(uint64) {})
 	if log := datapath.VerifierLog(err); log != "" {
 		fmt.Fprintln(lines, log)
 	}

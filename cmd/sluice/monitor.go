@@ -123,14 +123,19 @@ func (f *monitorFlags) complete(pinned *maps.Pinned, known *pods.Cache) (err err
 func monitorPrinter(w io.Writer, format string) (func(monitor.Event) error, error) {
 	switch format {
 	case "json":
-		encoder := json.NewEncoder(w)
+		return func(e monitor.Event) error {
+			text, err := json.Marshal(e)
+			if err == nil {
+				_, err = fmt.Fprintf(w, "%s\n", escapeJSON(text))
+			}
 
-		return func(e monitor.Event) error { return encoder.Encode(e) }, nil
+			return err
+		}, nil
 	case "table":
 		_, err := fmt.Fprintln(w, monitor.Header())
 
 		return func(e monitor.Event) error {
-			_, err := fmt.Fprintln(w, e)
+			_, err := fmt.Fprintln(printable{w}, e)
 
 			return err
 		}, err

@@ -226,8 +226,8 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 	if asked == "json" {
 		err = (&output{format}).print(cmd.OutOrStdout(), remote.Decode(answers), nil)
 	} else {
-		err = remote.Join(cmd.OutOrStdout(), answers, len(nodes))
-		remote.JoinErrors(cmd.ErrOrStderr(), answers, len(nodes))
+		err = remote.Join(printable{cmd.OutOrStdout()}, answers, len(nodes))
+		remote.JoinErrors(printable{cmd.ErrOrStderr()}, answers, len(nodes))
 	}
 	if err != nil {
 		return err
@@ -398,7 +398,7 @@ func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string,
 			return line
 		}
 	}
-	out := remote.NewLines(cmd.OutOrStdout(), prefix)
+	out := remote.NewLines(printable{cmd.OutOrStdout()}, prefix)
 	ends := make(chan remote.Answer)
 	for _, node := range nodes {
 		go func() {
@@ -427,14 +427,14 @@ func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string,
 		case <-report:
 		}
 		having, _ := withPod(cmd, unreported) // others may have it
-		remote.JoinErrors(cmd.ErrOrStderr(), having, len(nodes))
+		remote.JoinErrors(printable{cmd.ErrOrStderr()}, having, len(nodes))
 		unreported, report = nil, nil
 	}
 	if cmd.Context().Err() != nil {
 		return nil
 	}
 	having, _ := withPod(cmd, unreported)
-	remote.JoinErrors(cmd.ErrOrStderr(), having, len(nodes))
+	remote.JoinErrors(printable{cmd.ErrOrStderr()}, having, len(nodes))
 	if _, err := withPod(cmd, ended); err != nil {
 		return err
 	}

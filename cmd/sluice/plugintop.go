@@ -28,7 +28,7 @@ func (p *plugin) top(cmd *cobra.Command, nodes []remote.Node, words []string, in
 			return nil
 		}
 		var text bytes.Buffer // written at once, so that the screen does not flicker
-		if err := drawClusterTop(&text, answers, cmd.Flag("sort").Value.String()); err != nil {
+		if err := drawClusterTop(printable{&text}, answers, cmd.Flag("sort").Value.String()); err != nil {
 			return err
 		}
 		if inPlace && !isSet(cmd, "once") {

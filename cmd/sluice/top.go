@@ -103,9 +103,9 @@ func printTop(ctx context.Context, reader *top.Reader, before *top.Sample, cfg t
 		case out.format != "table":
 			return out.print(w, table, nil)
 		case cfg.Service != "":
-			err = table.WriteBackends(w)
+			err = table.WriteBackends(printable{w})
 		default:
-			err = table.Write(w, nil)
+			err = table.Write(printable{w}, nil)
 		}
 		if err != nil || once {
 			return err
