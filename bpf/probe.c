@@ -12,14 +12,13 @@
 
 /* What a socket dials. */
 struct question {
-	__u64 netns; /* the cookie of its network namespace; 0: unknown */
 	struct frontend_key original_dst;
 	struct addr source; /* that the socket is bound to, or will have */
 	struct pod_uid pod; /* of the calling process */
 	__u8 has_source; /* or else it is a process of the node that is bound to no address */
 	__u8 is_host; /* in the network namespace of the node */
 	__u8 has_pod; /* pod is set */
-	__u8 reserved[5];
+	__u8 reserved;
 };
 
 /* answer.found */
@@ -107,6 +106,7 @@ static __always_inline enum reason explain_connect(struct __sk_buff *ctx,
 {
 	const struct frontend_key *dst = &asks->original_dst;
 	struct affinity_key client;
+	struct addr source = asks->source;
 	enum reason why;
 
 	is->scope = dst->scope;
@@ -124,9 +124,11 @@ static __always_inline enum reason explain_connect(struct __sk_buff *ctx,
 		why = check_client(&is->pool, asks->has_source ? &asks->source : NULL);
 	if (why)
 		return why;
-	client = netns_client(&is->pool, asks->netns);
-	if (!offer(is, &client, seed_of_dial(&is->pool, asks->netns, dst, true), bpf_ktime_get_ns(),
-		   true))
+	if (!asks->has_source)
+		node_addr(addr_is_v4(&dst->addr), &source);
+	client = addr_client(is->pool.service_port_id, &source);
+	if (!offer(is, &client, seed_of_dial(&is->pool, client_at(&source), dst, true),
+		   bpf_ktime_get_ns(), true))
 		return why_no_backend(&is->pool);
 	return REASON_TRANSLATED;
 }

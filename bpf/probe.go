@@ -54,7 +54,6 @@ type Dial struct {
 	// of the node that is bound to none.
 	Source netip.Addr
 	Host   bool   // in the node's network namespace
-	Netns  uint64 // the cookie of the network namespace, 0 if that is unknown
 	PodUID string // of the calling process, or empty
 }
 
@@ -190,7 +189,6 @@ func (p *Probe) SetsErrno() bool {
 // the node's network namespace.
 func (p *Probe) Dial(d Dial) (Answer, error) {
 	question := probeQuestion{
-		Netns:       d.Netns,
 		OriginalDst: probeFrontendKey{Addr: probeAddrOf(d.To.Addr()), Port: maps.Port(d.To.Port()), Proto: d.Protocol, Scope: maps.ScopeInternal},
 	}
 	if d.Source.IsValid() {

@@ -71,14 +71,13 @@ type probePool struct {
 
 type probeQuestion struct {
 	_           structs.HostLayout
-	Netns       uint64
 	OriginalDst probeFrontendKey
 	Source      probeAddr
 	Pod         probePodUid
 	HasSource   uint8
 	IsHost      uint8
 	HasPod      uint8
-	Reserved    [5]uint8
+	Reserved    uint8
 }
 
 // Names of all BPF objects in the ELF.

@@ -7,6 +7,7 @@
 #include <linux/in.h>
 
 #include "lib/answer.h"
+#include "lib/client.h"
 #include "lib/opt_out.h"
 #include "lib/reason.h"
 #include "lib/sock_report.h"
@@ -87,24 +88,24 @@ static __always_inline void note_dial(const struct backend *be, __u32 client, __
 		note_attempt(be->id, be->service_port_id, client, now);
 }
 
-/* pick_for_socket picks a backend for a new flow of this socket. */
+/* pick_for_socket picks a backend for a new flow of this socket; client is its number. */
 static __always_inline enum reason pick_for_socket(struct bpf_sock_addr *ctx, bool v6,
 						   bool connects, const struct pool *pool,
 						   const struct frontend_key *original_dst,
-						   __u64 netns, __u64 now,
+						   __u32 client, __u64 now,
 						   const struct backend **be)
 {
-	struct affinity_key client = netns_client(pool, netns);
+	struct affinity_key key = {};
 	enum reason why;
 
 	why = check_source(ctx, v6, pool, &original_dst->addr);
-	if (!why) {
-		*be = pick_backend(pool, &client, seed_of_dial(pool, netns, original_dst, connects),
-				   now, true);
-		if (!*be)
-			why = why_no_backend(pool);
-	}
-	return why;
+	if (why)
+		return why;
+	if (pool->affinity_seconds)
+		affinity_key_of(ctx, v6, &original_dst->addr, pool->service_port_id, &key);
+	*be = pick_backend(pool, &key, seed_of_dial(pool, client, original_dst, connects), now,
+			   true);
+	return *be ? REASON_NEXT : why_no_backend(pool);
 }
 
 /*
@@ -117,9 +118,9 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	const struct backend *be = NULL;
 	struct pool pool = {};
 	enum reason why, answer;
-	__u64 now, netns;
-	__u32 client;
 	bool answered, joins;
+	__u32 client;
+	__u64 now;
 
 	why = translates_connects(ctx->protocol, is_always_translated(ctx));
 	if (why)
@@ -135,9 +136,9 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 		return answer;
 
 	now = bpf_ktime_get_ns();
-	netns = bpf_get_netns_cookie(ctx);
+	client = client_of(ctx, v6, &original_dst.addr);
 	if (!why)
-		why = pick_for_socket(ctx, v6, true, &pool, &original_dst, netns, now, &be);
+		why = pick_for_socket(ctx, v6, true, &pool, &original_dst, client, now, &be);
 	if (is_refusal(why) && ctx->protocol == IPPROTO_UDP)
 		return REASON_PASS_DISABLED;
 	if (pool.service_port_id && !is_probe(&original_dst.addr))
@@ -146,7 +147,6 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	if (why || !be)
 		return why;
 
-	client = client_in(netns);
 	answered = may_have_received(ctx);
 	joins = config_heal && ctx->protocol == IPPROTO_TCP && joins_connection(ctx);
 	if (ctx->protocol == IPPROTO_UDP ? !answered && shows_answers(be->id, now) : !joins)
@@ -236,7 +236,7 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 	__u64 now = bpf_ktime_get_ns();
 	struct udp_pin_key send = {};
 	enum reason why;
-	__u64 netns;
+	__u32 client;
 
 	*be = own ? pick_for_destination(own, pool, original_dst, now) : NULL;
 	if (*be && !leaves(pool, (*be)->id, now))
@@ -251,8 +251,8 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 		return REASON_TRANSLATED;
 	}
 
-	netns = bpf_get_netns_cookie(ctx);
-	why = pick_for_socket(ctx, v6, false, pool, original_dst, netns, now, be);
+	client = client_of(ctx, v6, &original_dst->addr);
+	why = pick_for_socket(ctx, v6, false, pool, original_dst, client, now, be);
 	count_new(pool->service_port_id, why);
 	if (why || !*be)
 		return why;
@@ -260,11 +260,11 @@ static __always_inline enum reason pick_pair(struct bpf_sock_addr *ctx, bool v6,
 		*be = pick_free(ctx, v6, pool, now, *be);
 	else
 		own = bpf_sk_storage_get(&sl_udp_dials, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	note_dial(*be, client_in(netns), now);
+	note_dial(*be, client, now);
 	report(ctx, v6, REASON_TRANSLATED, pool->service_port_id, *be);
 	if (!own)
 		return REASON_TRANSLATED_UNREMEMBERED;
-	if (keep_dial(own, original_dst, *be, now, !is_kernel_socket(ctx)))
+	if (keep_dial(own, original_dst, *be, client, now, !is_kernel_socket(ctx)))
 		return REASON_TRANSLATED;
 	answer_directly(own, &(*be)->addr, (*be)->port);
 	pin_send(&send, now, *be);
@@ -365,8 +365,8 @@ static __always_inline int answer_from_original_dst(struct bpf_sock_addr *ctx, b
 					  &original_dst, &original_port)))
 		set_hook_addr(ctx, v6, &original_dst, original_port);
 	if (first.backend_id)
-		note_success(first.backend_id, first.service_port_id, client_of(ctx),
-			     first.last_used, now);
+		note_success(first.backend_id, first.service_port_id, first.client, first.last_used,
+			     now);
 	return 1;
 }
 

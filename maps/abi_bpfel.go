@@ -646,7 +646,7 @@ type abiUdpDials struct {
 		Answers       uint32
 		LastUsed      uint64
 		Answered      uint32
-		Reserved      uint32
+		Client        uint32
 	}
 	Pinned   uint32
 	Counted  uint32

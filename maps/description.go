@@ -67,7 +67,7 @@ var descriptions = []description{
 	{name: NameServicePorts, content: "service port id → namespace, name and port of the Service", writers: "agent"},
 	{name: NameAddrs, content: "address → whether it is this node's, a Service's or that of a backend which Services have left, and whether node ports answer; the device that has it", writers: "agent"},
 	{name: NameAddrFilter, content: "64 bits of a filter of the addresses in `addrs`, by a hash; those of the node have two bits", writers: "agent"},
-	{name: NameDevices, content: "ifindex → source addresses of this node on the device, its bridge, whether packets may leave by it without passing the stack, and the number of its other end's network namespace", writers: "agent"},
+	{name: NameDevices, content: "ifindex → source addresses of this node on the device, its bridge, whether packets may leave by it without passing the stack, and the number of its other end's network namespace; 0 → the addresses by which the node's own processes are clients", writers: "agent"},
 	{name: NameSourceRanges, content: "service port id, prefix → allowed", writers: "agent"},
 	{name: NameServiceCIDRs, content: "prefix → it is a ServiceCIDR, or the address of a Service that another proxy serves", writers: "agent"},
 	{name: NameCIDRCovers, content: "the first 64 bits of these prefixes, a filter of `service_cidrs`", writers: "agent"},

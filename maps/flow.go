@@ -61,6 +61,9 @@ const (
 	DeviceUplink = uint32(abiDeviceClassDEVICE_UPLINK)
 )
 
+// DeviceOfNode is the key of the node itself among devices: the addresses by which its own processes are clients.
+const DeviceOfNode = uint32(0)
+
 // DeviceTurns is a flag of a [Device]: packets may leave by it without passing the stack.
 const DeviceTurns = uint32(abiDeviceFlagDEVICE_TURNS)
 

@@ -133,7 +133,7 @@ struct {
 	__type(value, struct addr_use);
 } sl_addrs SEC(".maps");
 
-/* By ifindex. */
+/* By ifindex; 0 is the node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);

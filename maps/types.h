@@ -393,7 +393,7 @@ struct addr_use {
 	__u32 flags; /* enum addr_flag */
 };
 
-/* A device of this node, by its ifindex. */
+/* A device of this node, by its ifindex. At 0 are the addresses by which the node's own processes are clients. */
 struct device {
 	struct addr
 		source_v4; /* source address of this node on the device, if the route has none */
@@ -438,8 +438,8 @@ struct pod_uid {
 
 /* How session affinity identifies a client. */
 enum client_kind {
-	CLIENT_NETNS = 1, /* by the network namespace of its socket */
-	CLIENT_ADDR = 2, /* by the source address of its packets */
+	CLIENT_NETNS = 1, /* by the network namespace of its socket, if that has no address */
+	CLIENT_ADDR = 2, /* by its address, which is the source of its packets */
 };
 
 struct affinity_key {
@@ -475,7 +475,7 @@ struct sock_state {
 	__u64 since; /* the connect(); 0: an earlier build did not record it */
 	__u16 handshake_counted; /* TCP: in struct handshakes */
 	__u16 answered; /* UDP: a datagram of the backend was received */
-	__u32 client; /* a hash of its network namespace */
+	__u32 client; /* a hash: see client_of in bpf/lib/client.h */
 	__u32 syn_retransmits;
 	__u16 resteered; /* a flow leads to backend_id instead of backend, and shows its health */
 	__u16 more_syns; /* TCP: in the number of SYNs that the socket sends: see bpf/syn.c */
@@ -497,7 +497,7 @@ struct udp_dial {
 	__u32 answers; /* datagrams of the backend appear to come from the original destination */
 	__u64 last_used;
 	__u32 answered; /* a datagram of the backend was received */
-	__u32 reserved;
+	__u32 client; /* as in sock_state; 0: an earlier build did not record it */
 };
 
 enum udp_dial_limit {

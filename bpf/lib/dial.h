@@ -106,10 +106,25 @@ static __always_inline bool is_nodes_cluster_ip(const struct frontend_key *origi
 }
 
 /*
- * seed_of_dial returns the seed of the pool's algorithm. A socket that connects has no port yet, so a
- * random number stands for the flow.
+ * node_addr sets a to the address by which processes of this node that are bound to none are a client: that
+ * of the node. It is false if the node has none of the family.
  */
-static __always_inline __u32 seed_of_dial(const struct pool *pool, __u64 netns,
+static __always_inline bool node_addr(bool v4, struct addr *a)
+{
+	__u32 node = 0;
+	const struct device *dev = bpf_map_lookup_elem(&sl_devices, &node);
+
+	if (!dev)
+		return false;
+	*a = v4 ? dev->source_v4 : dev->source_v6;
+	return !addr_is_any(a);
+}
+
+/*
+ * seed_of_dial returns the seed of the pool's algorithm; client is the number of the client. A socket that
+ * connects has no port yet, so a random number stands for the flow.
+ */
+static __always_inline __u32 seed_of_dial(const struct pool *pool, __u32 client,
 					  const struct frontend_key *original_dst, bool connects)
 {
 	const struct frontend_key *dst = original_dst;
@@ -119,7 +134,7 @@ static __always_inline __u32 seed_of_dial(const struct pool *pool, __u64 netns,
 		return turn_of(&dst->addr, dst->port, dst->proto, dst->scope) |
 		       (connects && dst->proto == IPPROTO_UDP ? TURN_OF_CONNECT : 0);
 	case ALGORITHM_SH:
-		return client_in(netns);
+		return client;
 	case ALGORITHM_DH:
 		return hash(&dst->addr, sizeof(dst->addr));
 	case ALGORITHM_RANDOM:

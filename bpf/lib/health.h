@@ -86,13 +86,7 @@ volatile const bool config_resteer = false;
 /* The clients of a piece of evidence are told apart by that many bits. */
 #define CLIENT_BITS 16
 
-/* Clients are numbers: of a network namespace at sockets, of an address at devices. */
-
-static __always_inline __u32 client_in(__u64 netns_cookie)
-{
-	return hash(&netns_cookie, sizeof(netns_cookie));
-}
-
+/* client_at returns the number of the client that has an address. */
 static __always_inline __u32 client_at(const struct addr *a)
 {
 	return hash(a, sizeof(*a));

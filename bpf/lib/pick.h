@@ -426,19 +426,6 @@ static __always_inline const struct backend *pick_new(const struct pool *pool, _
 
 #define NS_PER_SECOND 1000000000ULL
 
-/* netns_client returns the key of all sockets of one network namespace. */
-static __always_inline struct affinity_key netns_client(const struct pool *pool, __u64 cookie)
-{
-	struct affinity_key client = {
-		.service_port_id = pool->service_port_id,
-		.client_kind = CLIENT_NETNS,
-	};
-
-	/* Not in the initializer, which would leave the rest of the union uninitialized. */
-	client.netns_cookie = cookie;
-	return client;
-}
-
 /* addr_client returns the key of all clients behind one address. */
 static __always_inline struct affinity_key addr_client(__u32 service_port_id,
 						       const struct addr *src)

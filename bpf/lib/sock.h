@@ -124,12 +124,6 @@ static __always_inline bool bound_addr(struct bpf_sock_addr *ctx, bool v6, struc
 #define container(link, type, member) \
 	((const type *)((void *)(link) - bpf_core_field_offset(type, member)))
 
-/* client_of returns the number of the socket's network namespace as a client: see health.h. */
-static __always_inline __u32 client_of(struct bpf_sock_addr *ctx)
-{
-	return client_in(bpf_get_netns_cookie(ctx));
-}
-
 static __always_inline bool is_host_netns(struct bpf_sock_addr *ctx)
 {
 	__u64 host = config_host_netns_cookie ?: bpf_get_netns_cookie(NULL);
@@ -273,16 +267,14 @@ enum source {
 };
 
 /*
- * netns_addr sets a to the first global address, in the family of to, of the first device that is
- * up in the network namespace of the socket. Connect hooks run before the kernel chooses a source
- * address; a pod with one address will use this one.
+ * netns_addr sets a to the first global address, of the family, of the first device that is up in the
+ * network namespace of the socket. Connect hooks run before the kernel chooses a source address; a pod
+ * with one address will use this one.
  */
-static __always_inline enum source netns_addr(struct bpf_sock_addr *ctx, const struct addr *to,
-					      struct addr *a)
+static __always_inline enum source netns_addr(struct bpf_sock_addr *ctx, bool v4, struct addr *a)
 {
 	const struct sock *sk = sock_of(ctx);
 	const struct net *net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
-	bool v4 = addr_is_v4(to);
 	__u64 found = addr_of_netns((__u64)net, v4), ifa = found & ~SEVERAL;
 
 	if (!ifa)
@@ -301,7 +293,7 @@ static __always_inline enum source netns_addr(struct bpf_sock_addr *ctx, const s
 static __always_inline enum source source_of(struct bpf_sock_addr *ctx, bool v6,
 					     const struct addr *to, struct addr *source)
 {
-	return bound_addr(ctx, v6, source) ? SOURCE_ONLY : netns_addr(ctx, to, source);
+	return bound_addr(ctx, v6, source) ? SOURCE_ONLY : netns_addr(ctx, addr_is_v4(to), source);
 }
 
 /*

@@ -41,7 +41,7 @@ static __always_inline int report_call(struct bpf_sock_addr *ctx, bool v6, enum 
 	e.backend_id = backend_id;
 	e.netns_cookie = bpf_get_netns_cookie(ctx);
 	if (!bound_addr(ctx, v6, &e.client) &&
-	    (is_host_netns(ctx) || !netns_addr(ctx, &e.original_dst, &e.client)))
+	    (is_host_netns(ctx) || !netns_addr(ctx, addr_is_v4(&e.original_dst), &e.client)))
 		e.client = (struct addr){};
 	e.client_port = bpf_htons(ctx->sk->src_port);
 	e.cgroup_id = bpf_get_current_cgroup_id();

@@ -115,7 +115,8 @@ static __always_inline bool answers_another(const struct udp_dials *own,
  */
 static __always_inline bool keep_dial(struct udp_dials *own,
 				      const struct frontend_key *original_dst,
-				      const struct backend *be, __u64 now, bool counts)
+				      const struct backend *be, __u32 client, __u64 now,
+				      bool counts)
 {
 	struct udp_dial *dial, *to = NULL;
 	__u32 had = 0;
@@ -141,6 +142,7 @@ static __always_inline bool keep_dial(struct udp_dials *own,
 		to->service_port_id = be->service_port_id;
 		to->backend_id = be->id;
 		to->last_used = now;
+		to->client = client;
 		to->answered = false;
 		to->answers = false;
 		answer_for(own, to);
@@ -180,6 +182,7 @@ static __always_inline bool original_dst_for(struct udp_dials *own, const struct
 			first->backend_id = dial->backend_id;
 			first->service_port_id = dial->service_port_id;
 			first->last_used = dial->last_used;
+			first->client = dial->client;
 		}
 		dial->answered = 1;
 		dial->last_used = now;

@@ -31,12 +31,13 @@ const struct step *btf_step __attribute__((unused));
 static __always_inline __u32 pick(const struct step *step)
 {
 	const struct pool *pool = pool_at(step->pool_id);
-	struct affinity_key client = {};
+	struct addr source = { .words = { [3] = step->client } };
+	struct affinity_key client;
 	const struct backend *be;
 
 	if (!pool)
 		return 0;
-	client = netns_client(pool, step->client);
+	client = addr_client(pool->service_port_id, &source);
 	be = pick_backend(pool, &client, step->seed, step->now, true);
 	if (!be)
 		return 0;

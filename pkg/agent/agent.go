@@ -233,7 +233,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	if err != nil {
 		return err
 	}
-	p.limits, p.hadNodePorts = reconcile.LimitsOf(tables), writer.NodePortAddrs()
+	p.limits, p.hadNodePorts, p.hadClientIPs = reconcile.LimitsOf(tables), writer.NodePortAddrs(), writer.ClientIPs()
 	p.writer, p.tables, p.firstSync = writer, tables, make(chan struct{})
 	m, err := newMonitors(cfg, dp, lock, p)
 	if err != nil {

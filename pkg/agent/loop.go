@@ -47,6 +47,7 @@ type parts struct {
 	firstSync       chan struct{}       // closed by the first synchronization
 	throughStack    string              // see [node.ModelConfig]
 	hadNodePorts    map[netip.Addr]bool // see [node.ModelConfig]
+	hadClientIPs    []netip.Addr        // see [node.ModelConfig]
 	limits          lb.Limits           // of one Service
 	events          events.Recorder
 	resolve         decision.Resolver

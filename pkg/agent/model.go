@@ -53,7 +53,7 @@ type model struct {
 func newModel(cfg Config, p parts) *model {
 	here := node.NewModel(node.ModelConfig{
 		NodeName: cfg.NodeName, NodeOptional: cfg.Manifests != "",
-		NodePortAddresses: cfg.NodePortAddresses, HadNodePorts: p.hadNodePorts, NodeIP: cfg.NodeIP,
+		NodePortAddresses: cfg.NodePortAddresses, HadNodePorts: p.hadNodePorts, HadClientIPs: p.hadClientIPs, NodeIP: cfg.NodeIP,
 		Devices: cfg.Local.Rules(cfg.Devices), Local: cfg.Local, ThroughStack: p.throughStack,
 		UDPAtDevices: cfg.Datapath.UDP == bpf.UDPOff,
 	})

@@ -1,8 +1,8 @@
 package datapath
 
 import (
-	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -46,7 +46,7 @@ func TestAffinity(t *testing.T) {
 	})
 	t.Run("independent of other namespaces", func(t *testing.T) {
 		lab.Eventually(t, "another backend than the pod's", func() bool {
-			lab.Must(t, w.Maps().Affinity.Delete(w.affinityKey(t, w.node.Namespace, s)))
+			lab.Must(t, w.Maps().Affinity.Delete(affinityKey(w.node.IPv4, s)))
 
 			return who(w.host(t), vip) != who(pod, vip)
 		})
@@ -81,7 +81,7 @@ func TestAffinity(t *testing.T) {
 	})
 	t.Run("over when the backend leaves the slots", func(t *testing.T) {
 		first := who(pod, vip)
-		had, ok, err := w.Maps().Affinity.Lookup(w.affinityKey(t, w.client.Namespace, s))
+		had, ok, err := w.Maps().Affinity.Lookup(affinityKey(w.client.IPv4, s))
 		if !ok || err != nil {
 			t.Fatalf("nothing remembered: %v", err)
 		}
@@ -97,13 +97,9 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-func (w *world) affinityKey(t testing.TB, ns *lab.Namespace, s *service) maps.AffinityKey {
-	t.Helper()
-
-	key := maps.AffinityKey{ServicePortId: s.id, ClientKind: maps.ClientNetns}
-	binary.NativeEndian.PutUint64(key.Client[:], mustCookie(t, ns))
-
-	return key
+// affinityKey is the key of the client with an address.
+func affinityKey(client netip.Addr, s *service) maps.AffinityKey {
+	return maps.AffinityKey{Client: client.As16(), ServicePortId: s.id, ClientKind: maps.ClientAddr}
 }
 
 // Affinity finds the slot of a remembered backend, and does not use one that has left the slots.
@@ -145,7 +141,7 @@ func (w *world) remember(t testing.TB, s *service, backend uint32) {
 	t.Helper()
 	var now unix.Timespec
 	lab.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
-	lab.Must(t, w.Maps().Affinity.Put(w.affinityKey(t, w.client.Namespace, s),
+	lab.Must(t, w.Maps().Affinity.Put(affinityKey(w.client.IPv4, s),
 		maps.Affinity{BackendId: backend, LastUsed: uint64(now.Nano())}))
 }
 

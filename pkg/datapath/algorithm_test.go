@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -186,15 +185,14 @@ func (b balanced) testRounds(t *testing.T, client *lab.Caller) {
 	}
 }
 
-// testSourceHash tests that a client, which is its network namespace, gets the backend
-// of its hash in the table, at every address.
+// testSourceHash tests that a client, which is its address, gets the backend of its hash in the table, at every
+// address of the service.
 func (w *world) testSourceHash(t *testing.T, way way, pod *lab.Caller) {
+	w.needsNode(t)
 	b := w.balance(t, way, maps.AlgorithmSH, 0)
-	clients := map[*lab.Caller]*lab.Namespace{
-		pod: w.client.Namespace, w.host(t): w.node.Namespace, w.pod(t): w.client.Namespace,
-	}
-	for client, ns := range clients {
-		want := mapstest.Hashed(b.table, binary.NativeEndian.AppendUint64(nil, mustCookie(t, ns)))
+	own := way.ofFamily(w.client.IPv4, w.client.IPv6)
+	for client, addr := range map[*lab.Caller]netip.Addr{pod: own, w.pod(t): own, w.host(t): way.ofFamily(w.node.IPv4, w.node.IPv6)} {
+		want := b.hashedTo(addr)
 		for i := range 6 {
 			if got := b.ask(t, client, b.at[i%3]); got != want {
 				t.Fatalf("backend %d, want %d", got, want)

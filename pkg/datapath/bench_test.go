@@ -29,7 +29,7 @@ func BenchmarkSend(b *testing.B)    { benchmarkScene(b, "time send") }
 func BenchmarkSocket(b *testing.B) { benchmarkScene(b, "time socket") }
 
 func benchmarkScene(b *testing.B, scene string) {
-	const vip = "10.96.0.1:53"
+	const vip, sticky = "10.96.0.1:53", "10.96.0.2:53"
 	for _, bench := range []struct {
 		name     string
 		at       string
@@ -38,6 +38,7 @@ func benchmarkScene(b *testing.B, scene string) {
 		{"no hooks", "10.250.0.2:9", false},
 		{"not a Service", "10.250.0.2:9", true},
 		{"ClusterIP with 10 backends", vip, true},
+		{"ClusterIP with session affinity", sticky, true},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			w := buildWorld(b)
@@ -47,6 +48,7 @@ func benchmarkScene(b *testing.B, scene string) {
 				to = append(to, fmt.Sprintf("10.250.0.2:%d", 100+port))
 			}
 			w.add(b, service{proto: "udp", at: []string{vip}, to: to})
+			w.add(b, service{proto: "udp", at: []string{sticky}, to: to, affinity: 10800})
 			w.serviceCIDRs(b, "10.96.0.0/16")
 			w.nodePortsAt(b, w.node.IPv4)
 			w.addDump(b)

@@ -25,7 +25,7 @@ func TestTimesOfOtherCPUs(t *testing.T) {
 
 	t.Run("a client keeps its backend", func(t *testing.T) {
 		first := w.connected(t, client, vip[0])
-		key := w.affinityKey(t, w.client.Namespace, sticky)
+		key := affinityKey(w.client.IPv4, sticky)
 		for range 20 {
 			had, ok, err := w.Maps().Affinity.Lookup(key)
 			if !ok || err != nil {

@@ -52,8 +52,16 @@ func smallMaps() map[string]uint32 {
 // configuration.
 func newWorld(t testing.TB, options ...func(*Config)) *world {
 	t.Helper()
-	w := buildWorld(t, options...)
+
+	return newWorldBy(t, lab.Bridged, options...)
+}
+
+// newWorldBy is newWorld with pods that are attached to their node in a way.
+func newWorldBy(t testing.TB, attachment lab.Attachment, options ...func(*Config)) *world {
+	t.Helper()
+	w := buildWorldBy(t, attachment, options...)
 	w.Datapath = w.mustOpen(t, w.cfg)
+	lab.Must(t, w.Maps().Devices.Put(maps.DeviceOfNode, maps.Device{SourceV4: maps.AddrOf(w.node.IPv4), SourceV6: maps.AddrOf(w.node.IPv6)}))
 	w.mustAttach(t)
 
 	return w

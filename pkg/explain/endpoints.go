@@ -107,7 +107,7 @@ func (i *inquiry) odds(ids []uint32) ([]float64, error) {
 		}
 	}
 	switch {
-	case i.answer.Affinity > 0, pool.Algorithm == maps.AlgorithmDH, pool.Algorithm == maps.AlgorithmSH && (i.atDevice || i.client.Cookie != 0):
+	case i.answer.Affinity > 0, pool.Algorithm == maps.AlgorithmDH, pool.Algorithm == maps.AlgorithmSH:
 		counted(i.answer.Backend, 1)
 	case slices.ContainsFunc(i.Endpoints, func(e Endpoint) bool { return e.Suspect != nil }):
 		return odds, i.draw(ask, counted)

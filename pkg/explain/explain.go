@@ -189,9 +189,8 @@ func (i *inquiry) findClient() (err error) {
 	if !i.question.From.IsValid() {
 		i.isHost = true
 		i.step("client", "a process of this node")
-		i.client, err = node.HostNamespace()
 
-		return err
+		return nil
 	}
 	name := i.question.From.String()
 	if i.question.Name != "" {
@@ -205,12 +204,10 @@ func (i *inquiry) findClient() (err error) {
 		if way.Local {
 			i.isHost = true
 			i.step("client", "%s, a process of this node that is bound to its address", name)
-			i.client, err = node.HostNamespace()
 
-			return err
+			return nil
 		}
-		i.arrival, err = node.ArrivalOf(i.question.From)
-		if err != nil {
+		if i.arrival, err = node.ArrivalOf(i.question.From); err != nil {
 			return fmt.Errorf("client %s: %w", name, err)
 		}
 	} else if i.arrival, err = node.ArrivalAt(i.question.Device); err != nil {
@@ -244,7 +241,7 @@ func (i *inquiry) findClient() (err error) {
 		err = errors.New("its network namespace is neither in /run/netns nor that of a process in /proc")
 	}
 	if err != nil {
-		i.missing("the backend that the pod keeps, and whether it has opted out: %v", err)
+		i.missing("whether the pod has opted out: %v", err)
 	}
 
 	return nil
@@ -340,7 +337,7 @@ func (i *inquiry) decide() (err error) {
 // dial asks the probe of sockets.
 func (i *inquiry) dial() (bpf.Answer, error) {
 	return i.probe.Dial(bpf.Dial{
-		To: i.To, Protocol: uint8(i.Protocol), Source: i.question.From, Host: i.isHost, Netns: i.client.Cookie, PodUID: i.client.PodUID,
+		To: i.To, Protocol: uint8(i.Protocol), Source: i.question.From, Host: i.isHost, PodUID: i.client.PodUID,
 	})
 }
 

@@ -20,6 +20,9 @@ type ModelConfig struct {
 	// HadNodePorts are the addresses on which node ports answered when the agent
 	// started. They keep answering until it is known which address is primary.
 	HadNodePorts map[netip.Addr]bool
+	// HadClientIPs are the addresses by which the node's own processes were clients when the
+	// agent started. They are it until the Node object is known.
+	HadClientIPs []netip.Addr
 	// NodeIP takes the place of the Node's primary address of its family, and
 	// makes that family the first one. The zero value leaves it to the Node.
 	NodeIP  netip.Addr
@@ -60,9 +63,10 @@ func NewModel(cfg ModelConfig) *Model {
 // Those that it had stay in force if it has none any more: if it is gone, or loses them for a moment,
 // node ports must not open on every address, and its pods must not count as external clients.
 func (m *Model) SetObject(ips []netip.Addr, podCIDRs []netip.Prefix, exists bool) {
+	ips = withOtherFamilies(ips, m.ips)
+	m.devicesChanged = m.devicesChanged || !m.received && exists || !slices.Equal(ips, m.ips)
 	m.received, m.exists, m.existed = m.received || exists, exists, m.existed || exists
-	m.ips = withOtherFamilies(ips, m.ips)
-	m.addrsChanged, m.unmetChanged = true, true
+	m.ips, m.addrsChanged, m.unmetChanged = ips, true, true
 	if len(podCIDRs) > 0 && !slices.Equal(podCIDRs, m.podCIDRs) {
 		m.podCIDRs, m.localCIDRsChanged = podCIDRs, true
 	}
@@ -71,7 +75,7 @@ func (m *Model) SetObject(ips []netip.Addr, podCIDRs []netip.Prefix, exists bool
 // ObjectReceived stops waiting for the Node object if the cluster has none of this name: it is known now whether it
 // has.
 func (m *Model) ObjectReceived() {
-	m.received, m.unmetChanged = true, true
+	m.received, m.devicesChanged, m.unmetChanged = true, true, true
 	if !m.exists {
 		m.StopWaiting()
 	}
@@ -79,7 +83,7 @@ func (m *Model) ObjectReceived() {
 
 // StopWaiting has node ports and ranges of pods follow from what is known of the Node object now.
 func (m *Model) StopWaiting() {
-	m.awaitsObject, m.addrsChanged, m.unmetChanged = false, true, true
+	m.awaitsObject, m.addrsChanged, m.devicesChanged, m.unmetChanged = false, true, true, true
 }
 
 // SetState follows the kernel.
@@ -97,6 +101,21 @@ func (m *Model) PrimaryIPs() []netip.Addr {
 	}
 
 	return withOtherFamilies([]netip.Addr{m.cfg.NodeIP}, m.ips)
+}
+
+// clientIPs returns the addresses by which the node's own processes are clients of Services, one of a family
+// at most: the primary ones, or else the first of a device.
+func (m *Model) clientIPs() []netip.Addr {
+	ips := m.PrimaryIPs()
+	if m.awaitsObject && !m.received {
+		ips = withOtherFamilies(ips, m.cfg.HadClientIPs)
+	}
+	for _, d := range m.state.Devices {
+		sources := []netip.Addr{d.SourceV4, d.SourceV6}
+		ips = withOtherFamilies(ips, slices.DeleteFunc(sources, func(a netip.Addr) bool { return !a.IsValid() || a.IsLoopback() }))
+	}
+
+	return ips
 }
 
 // PodCIDRs returns those of the Node object.
@@ -211,17 +230,33 @@ func bypassedAt(decisions []Decision) string {
 	return ""
 }
 
-// NewDecisions returns the class of every device, and the entries of the devices map, if one may
-// have changed. Unless [Model.ThroughStack] returns why not, packets may leave by uplinks without
+// NewDecisions returns the class of every device, and the entries of the devices map, which are those of devices
+// and the node's own, if one may have changed. Unless [Model.ThroughStack] returns why not, packets may leave by uplinks without
 // passing the network stack.
 func (m *Model) NewDecisions() ([]Decision, map[uint32]maps.Device, bool) {
-	if !m.devicesChanged {
+	if !m.devicesChanged || !m.HasState() {
 		return nil, nil, false
 	}
 	m.devicesChanged = false
 	decisions := Decide(m.state.Devices, m.cfg.Devices)
 
-	return decisions, entriesOf(decisions, m.ThroughStack() == ""), true
+	entries := entriesOf(decisions, m.ThroughStack() == "")
+	entries[maps.DeviceOfNode] = nodeEntry(m.clientIPs())
+
+	return decisions, entries, true
+}
+
+// nodeEntry is the entry of the node itself.
+func nodeEntry(clientIPs []netip.Addr) (entry maps.Device) {
+	for _, ip := range clientIPs {
+		if ip.Is4() {
+			entry.SourceV4 = maps.AddrOf(ip)
+		} else {
+			entry.SourceV6 = maps.AddrOf(ip)
+		}
+	}
+
+	return entry
 }
 
 func entriesOf(decisions []Decision, turns bool) map[uint32]maps.Device {

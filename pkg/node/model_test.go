@@ -343,3 +343,53 @@ func TestThroughStack(t *testing.T) {
 		}
 	}
 }
+
+// The node's own processes are clients by its primary addresses, by those that they had before while these are not
+// known, and else by the first of a device.
+func TestClientIPs(t *testing.T) {
+	addr := netip.MustParseAddr
+	nat, other6, primary6, had := addr("10.0.2.15"), addr("fd00:51::15"), addr("fd00:50::1"), addr("192.168.50.9")
+	state := State{Addresses: []Address{}, Devices: []Device{
+		{Name: "lo", Index: 1, IsLoopback: true, SourceV4: addr("127.0.0.1"), SourceV6: addr("::1")},
+		{Name: "eth0", Index: 2, SourceV4: nat},
+		{Name: "eth1", Index: 3, SourceV4: primary, SourceV6: other6},
+	}}
+	for _, test := range []struct {
+		name   string
+		config ModelConfig
+		do     func(*Model)
+		v4, v6 netip.Addr
+	}{
+		{"the first of a device, before the Node is known", ModelConfig{}, func(*Model) {}, nat, other6},
+		{"those that they had, before the Node is known", ModelConfig{HadClientIPs: []netip.Addr{had}}, func(*Model) {}, had, other6},
+		{"the Node's", ModelConfig{HadClientIPs: []netip.Addr{had}}, func(m *Model) { m.SetObject([]netip.Addr{primary, primary6}, nil, true) }, primary, primary6},
+		{"the Node's of one family", ModelConfig{HadClientIPs: []netip.Addr{had}}, func(m *Model) { m.SetObject([]netip.Addr{primary}, nil, true) }, primary, other6},
+		{"the configured one", ModelConfig{NodeIP: had}, func(m *Model) { m.SetObject([]netip.Addr{primary, primary6}, nil, true) }, had, primary6},
+		{"the first of a device, if the cluster has no such Node", ModelConfig{HadClientIPs: []netip.Addr{had}}, (*Model).ObjectReceived, nat, other6},
+		{"the first of a device, if the Node does not arrive", ModelConfig{HadClientIPs: []netip.Addr{had}}, (*Model).StopWaiting, nat, other6},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := NewModel(test.config)
+			test.do(m)
+			if _, _, changed := m.NewDecisions(); changed {
+				t.Error("devices are decided about before they are known")
+			}
+			m = NewModel(test.config)
+			m.SetState(state)
+			m.NewDecisions()
+			test.do(m)
+			_, entries, changed := m.NewDecisions()
+			if !changed {
+				m.SetState(state)
+				_, entries, _ = m.NewDecisions()
+			}
+			here := entries[maps.DeviceOfNode]
+			if here.SourceV4.IP() != test.v4 || here.SourceV6.IP() != test.v6 {
+				t.Errorf("they are %s and %s, want %s and %s", here.SourceV4.IP(), here.SourceV6.IP(), test.v4, test.v6)
+			}
+			if len(entries) != 1+len(state.Devices) {
+				t.Errorf("there are %d entries, want that of the node and of %d devices", len(entries), len(state.Devices))
+			}
+		})
+	}
+}

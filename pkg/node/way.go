@@ -218,17 +218,9 @@ func arrivalOf(link netlink.Link) (Arrival, error) {
 
 // Namespace is the network namespace of a pod, as its processes show it.
 type Namespace struct {
-	Cookie uint64 // 0: the kernel has no cookies of namespaces (Linux 5.14)
 	PodUID string // by the name of the pod's cgroup, empty if it has none
 	// Mesh is the chain by which a service mesh redirects what the pod sends to a proxy, empty if none is seen.
 	Mesh string
-}
-
-// HostNamespace returns the network namespace of the calling thread.
-func HostNamespace() (Namespace, error) {
-	cookie, err := NetnsCookie()
-
-	return Namespace{Cookie: cookie}, err
 }
 
 // Namespace returns the network namespace of the client with this address behind the device, which is another
@@ -253,7 +245,6 @@ func (a Arrival) Namespace(client netip.Addr) (found Namespace, has bool, err er
 				has, err = hasAddress(client)
 			}
 			if has && err == nil {
-				found.Cookie, err = NetnsCookie()
 				found.Mesh = meshChain()
 			}
 

@@ -219,6 +219,14 @@ func (r *Reconciler) NodePortAddrs() map[netip.Addr]bool {
 	return answer
 }
 
+// ClientIPs returns the addresses by which the node's own processes are clients, by what is written.
+func (r *Reconciler) ClientIPs() []netip.Addr {
+	here := r.devices.have[maps.DeviceOfNode]
+	ips := []netip.Addr{here.SourceV4.IP(), here.SourceV6.IP()}
+
+	return slices.DeleteFunc(ips, netip.Addr.IsUnspecified)
+}
+
 // TryWrite returns why the maps cannot be written, by writing the entry of a frontend as it is. If the
 // frontend is not in the map, it writes nothing.
 func (r *Reconciler) TryWrite(frontend lb.FrontendKey) error {

@@ -27,6 +27,14 @@ kube-proxy has rules for them. The Service gets an Event that names the field, a
 What answers at the API servers' own addresses and ports (TCP: the endpoints of ` + "`default/kubernetes`" + `, and where the agent dials its API server) is never a Service's by an external IP or a load balancer's address,
 unless all of its endpoints are API servers: with kube-proxy, who may write Services takes the API server from all pods and nodes, and from kube-proxy, which then cannot learn that the Service was deleted.
 
+## Session affinity
+
+An endpoint that comes back within five minutes, or while connections to it live, is the backend that it was: its clients go there again, unless they have got another one meanwhile.
+kube-proxy forgets the clients of an endpoint when it leaves (` + "`test/conformance.TestAffinityOfLeavingBackends`" + `).
+
+A client is its address, as in kube-proxy. At sockets the kernel has not chosen it yet: one that is bound to none has the first global address of its pod, and on the node, also with ` + "`hostNetwork`" + `,
+the Node's primary one of the family (` + "`pkg/datapath.TestClientIsItsAddress`" + `). kube-proxy sees the address that the route to the Service leads to.
+
 ## Services of other proxies
 
 A Service with the label ` + "`service.kubernetes.io/service-proxy-name`" + ` has no frontends, as in kube-proxy, and packets to its ClusterIP pass, so that the other proxy gets them wherever it is: kube-proxy drops

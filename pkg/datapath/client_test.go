@@ -1,0 +1,160 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
+	"github.com/sluice-lb/sluice/test/lab"
+)
+
+// hashedTo is the backend of a client's address in the table of a service.
+func (s *service) hashedTo(client netip.Addr) uint32 {
+	addr := client.As16()
+
+	return mapstest.Hashed(s.table, addr[:])
+}
+
+// ofFamily is the address of the way's family.
+func (w way) ofFamily(v4, v6 netip.Addr) netip.Addr {
+	if strings.HasSuffix(w.network, "6") {
+		return v6
+	}
+
+	return v4
+}
+
+// from has a client that is bound to an address begin a flow, and returns which backend answers.
+func (b balanced) from(t testing.TB, client *lab.Caller, at string, source netip.Addr) uint32 {
+	t.Helper()
+	reply, err := client.Exchange(lab.Exchange{
+		Network: b.way.network, Address: at, Unconnected: b.way.unconnected, From: netip.AddrPortFrom(source, 0).String(),
+	})
+	lab.Must(t, err)
+
+	return b.backends[slices.Index(b.to, mustAnswer(t, reply.Text).Local.String())]
+}
+
+// A client is the address that devices and backends see: also at sockets, where the kernel has not chosen one yet.
+func TestClientIsItsAddress(t *testing.T) {
+	w := newWorld(t)
+	w.needsNode(t)
+	pod, host := w.pod(t), w.host(t)
+	second4, bridge4 := netip.MustParseAddr("10.244.1.100"), netip.MustParseAddr("10.244.1.1")
+	lab.Must(t, w.client.AddAddress("eth0", netip.PrefixFrom(second4, 24)))
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			b := w.balance(t, way, maps.AlgorithmSH, 0)
+			must := func(what string, got uint32, client netip.Addr) {
+				t.Helper()
+				if want := b.hashedTo(client); got != want {
+					t.Errorf("%s: backend %d, want %d of %s", what, got, want, client)
+				}
+			}
+			own, node := way.ofFamily(w.client.IPv4, w.client.IPv6), way.ofFamily(w.node.IPv4, w.node.IPv6)
+			must("a pod", b.ask(t, pod, b.at[0]), own)
+			must("a pod that is bound to its address", b.from(t, pod, b.at[1], own), own)
+			must("the node", b.ask(t, host, b.at[0]), node)
+			must("the node, bound to its address", b.from(t, host, b.at[1], node), node)
+			if own == w.client.IPv4 {
+				must("a pod that is bound to its second address", b.from(t, pod, b.at[0], second4), second4)
+				must("the node, bound to the bridge's address", b.from(t, host, b.at[0], bridge4), bridge4)
+			}
+		})
+	}
+	for _, network := range []string{"tcp6", "udp6"} {
+		t.Run(network+" to IPv4", func(t *testing.T) {
+			b := w.balance(t, way{network: network[:3] + "4"}, maps.AlgorithmSH, 0)
+			for _, from := range []netip.Addr{{}, w.client.IPv4, second4} {
+				x := lab.Exchange{Network: network, Address: "[::ffff:10.96.0.1]:80"}
+				want := w.client.IPv4
+				if from.IsValid() {
+					want, x.From = from, "[::ffff:"+from.String()+"]:0"
+				}
+				for _, x.Unconnected = range []bool{false, network == "udp6"} {
+					reply, err := pod.Exchange(x)
+					lab.Must(t, err)
+					if got := b.backends[slices.Index(b.to, mustAnswer(t, reply.Text).Local.String())]; got != b.hashedTo(want) {
+						t.Errorf("from %q: backend %d, want %d of %s", x.From, got, b.hashedTo(want), want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A client whose sockets are translated, and whose packets are at other times, keeps one backend: the one that it got
+// first, or that of its hash.
+func TestClientAtSocketsAndDevices(t *testing.T) {
+	w := newWorldBy(t, lab.Routed)
+	w.mustAttachPods(t)
+	pod, unseen := w.pod(t), lab.MustCaller(t, w.client.Namespace, nil)
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			for i := range 12 { // of two clients, all have the same by chance once in 500,000 times
+				b := w.balance(t, way, maps.AlgorithmRandom, 1000)
+				clients := []*lab.Caller{pod, unseen}
+				if i%2 == 1 {
+					slices.Reverse(clients)
+				}
+				first, then := b.ask(t, clients[0], b.at[0]), b.ask(t, clients[1], b.at[1])
+				if first != then {
+					t.Fatalf("with affinity: backends %d and %d, with the socket first: %t", first, then, i%2 == 0)
+				}
+			}
+			b, own := w.balance(t, way, maps.AlgorithmSH, 0), way.ofFamily(w.client.IPv4, w.client.IPv6)
+			for i, client := range []*lab.Caller{pod, unseen} {
+				if got := b.ask(t, client, b.at[i]); got != b.hashedTo(own) {
+					t.Errorf("by sh: backend %d, want %d; at the socket: %t", got, b.hashedTo(own), i == 0)
+				}
+			}
+		})
+	}
+}
+
+// A pod that is made again with its address is the client that it was.
+func TestClientIsMadeAgain(t *testing.T) {
+	w := newWorld(t)
+	var hashed, kept []balanced
+	for i := range 18 {
+		way := ways[i%len(ways)]
+		s := service{proto: way.network[:3], at: []string{fmt.Sprintf("10.96.0.%d:80", i+1)}, to: w.all4()}
+		if strings.HasSuffix(way.network, "6") {
+			s.at, s.to = []string{fmt.Sprintf("[fd00:96::%d]:80", i+1)}, w.all6()
+		}
+		if i < len(ways) {
+			s.algorithm = maps.AlgorithmSH
+			hashed = append(hashed, balanced{w.add(t, s), w, way})
+		} else {
+			s.affinity = 1000
+			kept = append(kept, balanced{w.add(t, s), w, way})
+		}
+	}
+	addresses := []netip.Prefix{netip.MustParsePrefix("10.244.1.99/24"), netip.MustParsePrefix("fd00:10:244:1::99/64")}
+	var before []uint32
+	for range 3 {
+		ns, err := lab.NewNamespace("again")
+		lab.Must(t, err)
+		lab.Must(t, lab.Veth(lab.End{Namespace: w.node.Namespace, Device: "again", Bridge: "br0"}, lab.End{Namespace: ns, Device: "eth0", Addresses: addresses}))
+		pod := lab.MustCaller(t, ns, w.cgroup)
+		for _, b := range hashed {
+			client := b.way.ofFamily(addresses[0].Addr(), addresses[1].Addr())
+			if got := b.ask(t, pod, b.at[0]); got != b.hashedTo(client) {
+				t.Errorf("%s by sh: backend %d, want %d", b.way.name, got, b.hashedTo(client))
+			}
+		}
+		var now []uint32
+		for _, b := range kept {
+			now = append(now, b.ask(t, pod, b.at[0]))
+		}
+		if before != nil && !slices.Equal(now, before) {
+			t.Errorf("with affinity: backends %d, want %d", now, before)
+		}
+		before = now
+		lab.Must(t, w.node.RemoveDevice("again"), ns.Close())
+	}
+}
