@@ -149,29 +149,57 @@ func TestFairAtDevices(t *testing.T) {
 		for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
 			t.Run(fmt.Sprintf("by %s, of %s", row.name, proto), func(t *testing.T) {
 				t.Logf("%d flows", fairFlows)
-				w, p := newWorldAt(t, uplink, ipv4), uplink
-				to := manyPods(len(row.loads))
-				svc := service{at: []string{clusterIP}, proto: proto, to: to, algorithm: row.algorithm, here: true}
-				s := w.serve(t, svc)
-				for i, backend := range to {
-					w.maps.Loads.AddFlows(s.backends[backend], row.loads[i])
-				}
-				counts := w.begins(t, p, s, clusterIP, proto, to, 0, fairFlows)
-				mustBeFair(t, "before a change", counts, sharesOf(row.loads))
-				if row.algorithm == maps.AlgorithmRR && slices.Max(counts)-slices.Min(counts) > 1 {
-					t.Errorf("rr gives %v, want the same to each", counts)
-				}
-
-				for i, to := range [][]string{to[:len(to)-1], to} { // one leaves, and comes back
-					for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-						w.publish(t, &s, svc, scope, to)
+				eachFamily(t, func(t *testing.T, f family) {
+					p := uplink
+					if (f == ipv6) == (proto == layers.IPProtocolTCP) {
+						p = podVeth
 					}
-					counts := w.begins(t, p, s, clusterIP, proto, to, (i+1)*fairFlows, fairFlows)
-					mustBeFair(t, fmt.Sprintf("then with %d", len(to)), counts, sharesOf(row.loads[:len(to)]))
-				}
+					w := newWorldAt(t, p, f)
+					to := manyPods(len(row.loads))
+					svc := service{at: []string{clusterIP}, proto: proto, to: to, algorithm: row.algorithm, here: true}
+					s := w.serve(t, svc)
+					for i, backend := range to {
+						w.maps.Loads.AddFlows(s.backends[backend], row.loads[i])
+					}
+					counts := w.begins(t, p, s, clusterIP, proto, to, 0, fairFlows)
+					mustBeFair(t, "before a change", counts, sharesOf(row.loads))
+					if row.algorithm == maps.AlgorithmRR && slices.Max(counts)-slices.Min(counts) > 1 {
+						t.Errorf("rr gives %v, want the same to each", counts)
+					}
+
+					for i, to := range [][]string{to[:len(to)-1], to} { // one leaves, and comes back
+						for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
+							w.publish(t, &s, svc, scope, to)
+						}
+						counts := w.begins(t, p, s, clusterIP, proto, to, (i+1)*fairFlows, fairFlows)
+						mustBeFair(t, fmt.Sprintf("then with %d", len(to)), counts, sharesOf(row.loads[:len(to)]))
+					}
+				})
 			})
 		}
 	}
+}
+
+// By a hash of the VIP, each VIP has one backend for all clients, and each backend its share of many VIPs.
+func TestDestinationHashIsFair(t *testing.T) {
+	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		const vips, clients = 200, 3
+		to, counts := manyPods(5), make([]int, 5)
+		svc := service{to: to, algorithm: maps.AlgorithmDH, here: true}
+		for i := range vips {
+			svc.at = append(svc.at, fmt.Sprintf("8.0.96.%d:80", 10+i))
+		}
+		s := w.serve(t, svc)
+		for i, vip := range svc.at {
+			one := w.begins(t, p, s, vip, layers.IPProtocolTCP, to, i*clients, clients)
+			at := slices.Index(one, clients)
+			if at < 0 {
+				t.Fatalf("of %d clients of %s, the backends get %v", clients, vip, one)
+			}
+			counts[at]++
+		}
+		mustBeFair(t, "of VIPs", counts, lab.Even(len(to)))
+	})
 }
 
 // Round robin has a turn for each frontend, at each scope: who dials two in turn gets all backends of both.

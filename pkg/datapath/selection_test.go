@@ -3,10 +3,13 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -119,6 +122,89 @@ func TestIdleBesideBusy(t *testing.T) {
 			t.Errorf("algorithm %d: %v", algorithm, err)
 		}
 	}
+}
+
+// Each algorithm gives every backend its share of the sockets that connect, in both families, and when a backend leaves
+// and comes back: hashed ones by the address of the client, or of the VIP, lc and random as a perfect choice would.
+func TestFairAtSockets(t *testing.T) {
+	w := newWorld(t)
+	caller := w.pod(t)
+	lo, err := w.client.Netlink().LinkByName("lo")
+	lab.Must(t, err)
+	_, clients, err := net.ParseCIDR("10.78.0.0/16") // as which any socket of the pod may connect
+	lab.Must(t, err)
+	lab.Must(t, w.client.Netlink().RouteAdd(&netlink.Route{Dst: clients, LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST}))
+	const backends, flows = 5, 150
+	for n, row := range []struct {
+		name      string
+		algorithm uint8
+		client    bool // each flow is another client's
+		vip       bool // each flow is to another VIP
+	}{
+		{"sh", maps.AlgorithmSH, true, false},
+		{"dh", maps.AlgorithmDH, false, true},
+		{"lc", maps.AlgorithmLC, false, false},
+		{"random", maps.AlgorithmRandom, false, false},
+		{"maglev", maps.AlgorithmMaglev, false, false},
+	} {
+		for _, f := range []struct{ name, network, vip, client, backend string }{
+			{"IPv4", "udp4", "10.97.%d.%d:53", "10.78.7.%d:0", "10.250.0.%d:53"},
+			{"IPv6", "udp6", "[fd00:97:%d::%d]:53", "[fd00:78::%d]:0", "[fd00:250::%d]:53"},
+		} {
+			t.Run(row.name+", "+f.name, func(t *testing.T) {
+				s := service{proto: "udp", algorithm: row.algorithm}
+				for i := range backends {
+					s.to = append(s.to, fmt.Sprintf(f.backend, 10+i))
+				}
+				for i := range flows {
+					s.at = append(s.at, fmt.Sprintf(f.vip, n, 1+i))
+				}
+				served := w.add(t, s)
+				for _, members := range [][]uint32{served.backends, served.backends[1:], served.backends} {
+					w.publish(t, served, members...)
+					counts := make([]int, backends)
+					for i := range flows {
+						at, from := served.at[0], ""
+						if row.vip {
+							at = served.at[i]
+						}
+						if row.client {
+							from = fmt.Sprintf(f.client, 1+i)
+						}
+						got := w.connectedFrom(t, caller, f.network, from, at)
+						counts[slices.Index(served.backends, got)]++
+						hashes := ""
+						if row.client {
+							hashes = from
+						} else if row.vip {
+							hashes = at
+						}
+						if hashes != "" && got != served.hashedTo(netip.MustParseAddrPort(hashes).Addr()) {
+							t.Fatalf("%s leads to backend %d, want that of its hash", hashes, got)
+						}
+					}
+					shares := make([]float64, backends)
+					copy(shares[backends-len(members):], lab.Even(len(members)))
+					if err := lab.CheckShares(counts, shares); err != nil {
+						t.Errorf("of %d backends: %v", len(members), err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// connectedFrom is connected for a socket that is bound to an address, if that is not "".
+func (w *world) connectedFrom(t testing.TB, client *lab.Caller, network, from, at string) uint32 {
+	t.Helper()
+	socket := mustSocket(t, client, network)
+	defer socket.Close()
+	if from != "" {
+		lab.Must(t, socket.SetOption(unix.SOL_IP, unix.IP_FREEBIND, 1), socket.Bind(from))
+	}
+	lab.Must(t, socket.Connect(at))
+
+	return w.stateOf(t, socket).BackendId
 }
 
 // chosen returns how many sockets each backend of s was given.
