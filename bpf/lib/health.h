@@ -39,6 +39,9 @@ volatile const bool config_resteer = false;
 /* A backend that answered within this time is well: its connections need no attention. */
 #define ANSWER_FRESH (64 * MS)
 
+/* A client that gives up its connection sooner has not waited for an answer. */
+#define ANSWER_DUE (16 * MS)
+
 /* How long the first of the unanswered connections waits until the backend is a suspect. */
 #define SILENCE (200 * MS)
 
@@ -371,7 +374,7 @@ __noinline int note_abandoned(__u32 backend_id, __u32 service_port_id, __u32 cli
 {
 	struct backend_health *h;
 
-	if (!config_heal || elapsed(now, begun) >= ANSWER_FRESH)
+	if (!config_heal || elapsed(now, begun) >= ANSWER_DUE)
 		return 0;
 	h = health_place(backend_id);
 	if (!h || !h->evidence || !counts_silence(backend_id, begun)) /* it was not counted */
