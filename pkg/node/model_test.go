@@ -330,7 +330,7 @@ func TestThroughStack(t *testing.T) {
 				devices[i].Bypassed = "their_filter"
 			}
 		}
-		m.SetState(State{Devices: devices, Concern: test.concern})
+		m.SetState(State{Addresses: []Address{}, Devices: devices, Concern: test.concern})
 		_, entries, ok := m.NewDecisions()
 		if got := m.ThroughStack(); !ok || got != test.want {
 			t.Errorf("%+v: got %q, decided: %t", test, got, ok)
