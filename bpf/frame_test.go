@@ -197,6 +197,11 @@ func (p packet) transport(f family) []byte {
 		if p.unsummed {
 			bytes[16] ^= 1
 		}
+		if p.short {
+			sum := uint32(binary.BigEndian.Uint16(bytes[16:])) + uint32(bytes[12]-4<<4)<<8
+			binary.BigEndian.PutUint16(bytes[16:], uint16(sum+sum>>16))
+			bytes[12] = 4 << 4
+		}
 
 		return bytes
 	case layers.IPProtocolUDP:
@@ -263,6 +268,9 @@ func (p packet) tcpHeader() *layers.TCP {
 		stamp := binary.BigEndian.AppendUint32(nil, p.stamp)
 		header.Options = append(header.Options, layers.TCPOption{OptionType: 1}, layers.TCPOption{OptionType: 1},
 			layers.TCPOption{OptionType: 8, OptionLength: 10, OptionData: append(stamp, 0, 0, 0, 1)})
+	}
+	for range p.nops {
+		header.Options = append(header.Options, layers.TCPOption{OptionType: 1})
 	}
 	if p.signs != 0 {
 		header.Options = append(header.Options, layers.TCPOption{OptionType: layers.TCPOptionKind(p.signs), OptionData: make([]byte, 16)})

@@ -27,6 +27,8 @@ type packet struct {
 	bears    uint32            // SCTP's tag; 0: the one that everyone asks for
 	reflects bool              // SCTP: that is the tag of what the packet answers
 	signs    uint8             // the kind of TCP's option with a signature; 0: none
+	nops     int               // so many options of TCP that mean nothing, before it
+	short    bool              // TCP's header says that it is shorter than any
 	unsummed bool              // UDP without a checksum, TCP with a wrong one
 	own      bool              // of this node, which writes neither an ID nor a flow label
 	toAll    bool              // to all stations of the Ethernet
@@ -174,6 +176,8 @@ func (p packet) withExtras(n int) packet       { p.extras = n; return p }
 func (p packet) withHops(n uint8) packet       { p.hops = n; return p }
 func (p packet) withTOS(tos uint8) packet      { p.tos = tos; return p }
 func (p packet) signed(kind uint8) packet      { p.signs = kind; return p }
+func (p packet) behind(nops int) packet        { p.nops = nops; return p }
+func (p packet) shortened() packet             { p.short = true; return p }
 func (p packet) withoutSum() packet            { p.unsummed = true; return p }
 func (p packet) broadcast() packet             { p.toAll = true; return p }
 func (p packet) uncut() packet                 { p.whole = true; return p }

@@ -444,17 +444,20 @@ int sluice_release(struct bpf_sock *ctx)
 		leave_load(state);
 	if (config_stats && state && ctx->protocol == IPPROTO_TCP)
 		count_sock_bytes(ctx, state->service_port_id);
-	if (ctx->protocol != IPPROTO_UDP)
+	now = config_heal && state ? bpf_ktime_get_ns() : 0;
+	if (ctx->protocol != IPPROTO_UDP) {
+		/* Its connect() has failed before the first SYN, so that no handshake has ended. */
+		if (now && ctx->state == BPF_TCP_CLOSE && !state->handshake_counted)
+			note_abandoned(state->backend_id, state->service_port_id, state->client,
+				       state->since, now);
 		return 1;
+	}
 	/* A socket that is connected no more may have received from anybody. */
-	if (config_heal && state && !state->answered && ctx->state == BPF_TCP_ESTABLISHED) {
-		now = bpf_ktime_get_ns();
+	if (now && !state->answered && ctx->state == BPF_TCP_ESTABLISHED) {
 		/* The context of this hook is the socket. */
 		if (elapsed(now, state->since) < MAX_ANSWER_AGE)
 			note_answer(state, (const void *)ctx, now);
-		if (!state->answered && !state->resteered)
-			note_abandoned(state->backend_id, state->service_port_id, state->client,
-				       state->since, now);
+		note_left(state, IPPROTO_UDP, now);
 	}
 	own = bpf_sk_storage_get(&sl_udp_dials, ctx, NULL, 0);
 	if (own)

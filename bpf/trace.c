@@ -30,10 +30,9 @@ static __always_inline bool is_in_repair(const struct sock *sk)
 static __always_inline void note_handshake(const struct sock *sk, const struct sock_state *state,
 					   bool established, __u64 now)
 {
-	if (established) {
-		if (!is_in_repair(sk))
-			note_success(state->backend_id, state->service_port_id, state->client,
-				     state->since, now);
+	if (established && !is_in_repair(sk)) {
+		note_success(state->backend_id, state->service_port_id, state->client, state->since,
+			     now);
 		return;
 	}
 	switch (sk->sk_err) {

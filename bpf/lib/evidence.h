@@ -36,14 +36,33 @@ static __always_inline __u32 client_of(const struct flow *f)
 }
 
 /*
- * is_intact reports whether the backend would not drop the SYN at a hook, for what can be seen: the checksum
- * is right, and it has no signature. A SYN with more than a few bytes of data (TCP Fast Open) is not verified, and
+ * is_plain_ip reports whether the IP header of a packet, which no device of the node has made, is one that no host
+ * on its way drops: it has no options, its checksum is right, and it may pass this node.
+ */
+static __always_inline bool is_plain_ip(struct __sk_buff *ctx, const struct headers *ip)
+{
+	const struct ipv6hdr *v6;
+	const struct iphdr *v4;
+
+	if (ip->v6) {
+		v6 = peek(ctx, ip->l3, sizeof(*v6));
+		return v6 && ip->l4 == ip->l3 + sizeof(*v6) && v6->hop_limit > 1;
+	}
+	v4 = peek(ctx, ip->l3, sizeof(*v4));
+	return v4 && ip->l4 == ip->l3 + sizeof(*v4) && v4->ttl > 1 &&
+	       !fold(bpf_csum_diff(NULL, 0, (void *)v4, sizeof(*v4), 0));
+}
+
+/*
+ * is_intact reports whether the backend would not drop the SYN at a hook, for what can be seen: the checksums
+ * and lengths are right, and it has no signature. A SYN with more than a few bytes of data (TCP Fast Open) is not verified, and
  * shows nothing. It is global, so that the verifier walks it once.
  */
 __noinline int is_intact(struct __sk_buff *ctx, __u32 hook)
 {
 	struct packet *pkt = packet_at(hook);
 	__u32 pseudo[2] = { 0, bpf_htonl(IPPROTO_TCP) };
+	__u32 header;
 	__u64 length;
 	__s64 sum;
 
@@ -51,6 +70,8 @@ __noinline int is_intact(struct __sk_buff *ctx, __u32 hook)
 		return false;
 	if (is_partial(ctx))
 		return true;
+	if (!is_plain_ip(ctx, &pkt->ip))
+		return false;
 	length = pkt->ip.end - pkt->ip.l4;
 	pseudo[0] = bpf_htonl(length);
 	__builtin_memset(pkt->quote, 0, MAX_TCP_HEADER);
@@ -59,6 +80,9 @@ __noinline int is_intact(struct __sk_buff *ctx, __u32 hook)
 		: "+r"(length)); /* the bounds below are for the verifier, and of this register */
 	if (length < sizeof(struct tcp_header) || length > MAX_TCP_HEADER ||
 	    bpf_skb_load_bytes(ctx, pkt->ip.l4, pkt->quote, length))
+		return false;
+	header = (((const struct tcp_header *)pkt->quote)->length >> 4) * 4;
+	if (header < sizeof(struct tcp_header) || header > length)
 		return false;
 	/* A mapped address adds up to the IPv4 address in it. */
 	sum = bpf_csum_diff(NULL, 0, (void *)&pkt->ip.key, 2 * sizeof(struct addr), 0);

@@ -373,6 +373,8 @@ __noinline int read_options(struct __sk_buff *ctx, __u32 hook, __u32 end)
 		}
 		at += option[0] == TCP_OPTION_NOP ? 1 : option[1];
 	}
+	if (i == MAX_TCP_OPTIONS && at < end)
+		pkt->tcp.signs = true; /* perhaps, further on */
 	return 0;
 }
 

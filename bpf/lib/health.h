@@ -364,6 +364,15 @@ __noinline int note_retransmit(__u32 backend_id, __u32 service_port_id, __u32 cl
 	return 0;
 }
 
+/* take_one makes a number less, but not that of another CPU which has just made it 0. */
+static __always_inline void take_one(volatile __u16 *number)
+{
+	__u16 had = *number;
+
+	if (had)
+		*number = had - 1;
+}
+
 /*
  * note_abandoned is called when the client of a connection that began at a time has given it up. Sooner than
  * a backend may answer, that shows nothing of the backend: the connection is no evidence any more. Nothing
@@ -377,11 +386,11 @@ __noinline int note_abandoned(__u32 backend_id, __u32 service_port_id, __u32 cli
 	if (!config_heal || elapsed(now, begun) >= ANSWER_DUE)
 		return 0;
 	h = health_place(backend_id);
-	if (!h || !h->evidence || !counts_silence(backend_id, begun)) /* it was not counted */
+	if (!h || !counts_silence(backend_id, begun)) /* it was not counted */
 		return 0;
-	h->evidence--;
-	if (h->evidence_reaching && reached_since(service_port_id, client, h->unanswered))
-		h->evidence_reaching--;
+	if (reached_since(service_port_id, client, h->unanswered))
+		take_one(&h->evidence_reaching);
+	take_one(&h->evidence);
 	return 0;
 }
 

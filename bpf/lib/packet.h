@@ -123,7 +123,7 @@ struct segment {
 	bool acks; /* ack is valid */
 	bool syn;
 	bool joins; /* a SYN of a further subflow of Multipath TCP */
-	bool signs; /* a SYN with a signature (TCP-MD5, TCP-AO) */
+	bool signs; /* a SYN with a signature (TCP-MD5, TCP-AO), or with many options */
 	bool stamped; /* stamp is valid; only read from SYN and FIN */
 	__u8 stamp; /* the first byte of the timestamp */
 	__u8 fin; /* the bits of flow.ending that a FIN sets; 0: no FIN */

@@ -68,6 +68,15 @@ static __always_inline bool may_have_received(struct bpf_sock_addr *ctx)
 		BPF_CORE_READ(sk, sk_forward_alloc));
 }
 
+/* note_left notes that a UDP socket leaves its backend. That it has connected to it was only noted if that shows answers. */
+static __always_inline void note_left(const struct sock_state *state, __u32 proto, __u64 now)
+{
+	if (config_heal && proto == IPPROTO_UDP && !state->answered && !state->resteered &&
+	    shows_answers(state->backend_id, state->since))
+		note_abandoned(state->backend_id, state->service_port_id, state->client,
+			       state->since, now);
+}
+
 /* has_received reports whether a UDP socket that showed neither when it connected has received a datagram. */
 static __always_inline bool has_received(const struct sock *sk)
 {
@@ -113,9 +122,10 @@ static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *c
 	bpf_get_socket_cookie(ctx);
 
 	/* The kernel copies next into new storage; a socket that connects again has older state. */
-	if (state->since != now || state->backend_id != next.backend_id)
+	if (state->since != now || state->backend_id != next.backend_id) {
+		note_left(state, ctx->protocol, now);
 		replace_state(state, &next);
-	else if (next.counted)
+	} else if (next.counted)
 		add_sockets(next.backend_id, 1);
 	return REASON_TRANSLATED;
 }
@@ -141,6 +151,7 @@ static __always_inline void forget_original_dst(struct bpf_sock_addr *ctx)
 
 	if (!state)
 		return;
+	note_left(state, ctx->protocol, bpf_ktime_get_ns());
 	leave_load(state);
 	bpf_sk_storage_delete(&sl_sock_state, ctx->sk);
 }

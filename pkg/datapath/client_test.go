@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -81,6 +83,32 @@ func TestClientIsItsAddress(t *testing.T) {
 					if got := b.backends[slices.Index(b.to, mustAnswer(t, reply.Text).Local.String())]; got != b.hashedTo(want) {
 						t.Errorf("from %q: backend %d, want %d of %s", x.From, got, b.hashedTo(want), want)
 					}
+				}
+			}
+		})
+	}
+}
+
+// Any socket can be bound to an address that is not there, and is no other client by that.
+func TestClientIsNotWhatItClaims(t *testing.T) {
+	w := newWorld(t)
+	w.needsNode(t)
+	const at = "10.96.0.9:80"
+	s := w.add(t, service{proto: "udp", at: []string{at}, to: w.all4(), affinity: 1000})
+	claimed := netip.MustParseAddr("10.244.1.200")
+	for name, test := range map[string]struct {
+		client *lab.Caller
+		own    netip.Addr
+	}{"a pod": {w.pod(t), w.client.IPv4}, "the node": {w.host(t), w.node.IPv4}} {
+		t.Run(name, func(t *testing.T) {
+			socket := mustSocket(t, test.client, "udp4")
+			lab.Must(t, socket.SetOption(unix.IPPROTO_IP, unix.IP_FREEBIND, 1), socket.Bind(claimed.String()+":0"))
+			_ = socket.Connect(at) // no route has that source
+			for client, want := range map[netip.Addr]bool{claimed: false, test.own: true} {
+				_, has, err := w.Maps().Affinity.Lookup(affinityKey(client, s))
+				lab.Must(t, err)
+				if has != want {
+					t.Errorf("%s has affinity: %t", client, has)
 				}
 			}
 		})

@@ -237,32 +237,55 @@ func TestHealFeignedAnswers(t *testing.T) {
 	}
 }
 
-// Connections that their clients give up before a backend may answer speak against none.
+// Connections that their clients give up before a backend may answer speak against none, and neither do those of
+// which no packet is sent.
 func TestHealAbandoned(t *testing.T) {
 	w := newHealing(t)
 	client := w.pod(t)
-	const at = "10.96.1.1:80"
+	const at, none = "10.96.1.1:80", "10.96.1.9:80"
 	silence(t, w.answers[2])
-	for network, proto := range map[string]string{"tcp4": "tcp", "udp4": "udp"} {
-		s := w.add(t, service{proto: proto, at: []string{at}, to: w.all4()[2:]})
-		for _, kept := range []time.Duration{0, 100 * time.Millisecond} {
-			t.Run(fmt.Sprintf("%s, after %v", network, kept), func(t *testing.T) {
-				id := s.backends[0]
-				lab.Must(t, w.Maps().Health.Put(maps.Index(id), maps.BackendHealth{Id: id, Answered: now() - uint64(time.Second)}))
-				for range 5 {
-					socket := mustSocket(t, client, network)
-					lab.Must(t, socket.SetTimeout(time.Millisecond))
-					if err := socket.Connect(at); err != nil && !errors.Is(err, unix.ETIMEDOUT) {
-						t.Fatal(err)
-					}
-					time.Sleep(kept)
-					lab.Must(t, socket.Close())
+	ids := make(map[string]uint32)
+	for _, proto := range []string{"tcp", "udp"} {
+		ids[proto+"4"] = w.add(t, service{proto: proto, at: []string{at}, to: w.all4()[2:]}).backends[0]
+	}
+	nothing := func(*lab.Socket) error { return nil }
+	for _, test := range []struct {
+		name, network string
+		before, after func(*lab.Socket) error
+		kept          time.Duration
+		fails         error
+		counts        bool
+	}{
+		{"at once", "tcp4", nothing, nothing, 0, unix.ETIMEDOUT, false},
+		{"at once", "udp4", nothing, nothing, 0, nil, false},
+		{"later", "tcp4", nothing, nothing, 100 * time.Millisecond, unix.ETIMEDOUT, true},
+		{"later", "udp4", nothing, nothing, 100 * time.Millisecond, nil, true},
+		{"for another peer", "udp4", nothing, func(s *lab.Socket) error { return s.Connect(none) }, 0, nil, false},
+		{"from an address that leads nowhere", "tcp4", func(s *lab.Socket) error { return s.Bind("127.0.0.1:0") }, nothing, 0, unix.EINVAL, false},
+		{"in repair", "tcp4", func(s *lab.Socket) error { return s.SetOption(unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) }, nothing, 0, nil, false},
+	} {
+		t.Run(test.network+" "+test.name, func(t *testing.T) {
+			id := ids[test.network]
+			lab.Must(t, w.Maps().Health.Put(maps.Index(id), maps.BackendHealth{Id: id, Answered: now() - uint64(time.Second)}))
+			const rounds = 5
+			slow := 0 // rounds that the machine has held up
+			for range rounds {
+				socket := mustSocket(t, client, test.network)
+				lab.Must(t, socket.SetTimeout(time.Millisecond), test.before(socket))
+				began := time.Now()
+				if err := socket.Connect(at); !errors.Is(err, test.fails) {
+					t.Fatalf("connect: %v, want %v", err, test.fails)
 				}
-				if h := w.health(id); h.Evidence > 0 != (kept > 0) {
-					t.Errorf("it is %+v", h)
+				time.Sleep(test.kept)
+				lab.Must(t, test.after(socket), socket.Close())
+				if time.Since(began) > 10*time.Millisecond {
+					slow++
 				}
-			})
-		}
+			}
+			if h := w.health(id); int(h.Evidence) > slow || test.counts && h.Evidence != rounds {
+				t.Errorf("it is %+v, %d of %d connections were kept", h, slow, rounds)
+			}
+		})
 	}
 }
 
