@@ -202,7 +202,7 @@ func (of *ids) copyTo(dir string, specs map[string]*ebpf.MapSpec) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(copyMissing(from, to, make(map[uint64]struct{})), to.Close()); err != nil {
+		if err := errors.Join((&outdated{from: from, to: to}).copyMissing(), to.Close()); err != nil {
 			return fmt.Errorf("map %s: %w", name, err)
 		}
 	}

@@ -141,7 +141,7 @@ func pinToo(m *ebpf.Map, path string) error {
 type outdated struct {
 	name     string
 	from, to *ebpf.Map
-	copied   map[uint64]struct{} // hashes of the keys that were copied
+	copied   map[uint64]uint64 // hashes of the keys that were copied, and of their values then
 }
 
 // findOutdated opens the hash maps of another version that this version does not share.
@@ -171,7 +171,7 @@ func (p *Pinned) findOutdated() error {
 
 			continue
 		}
-		p.outdated = append(p.outdated, outdated{name, from, to, make(map[uint64]struct{})})
+		p.outdated = append(p.outdated, &outdated{name: name, from: from, to: to})
 	}
 
 	return nil
@@ -192,8 +192,8 @@ func sameMap(a, b *ebpf.Map) (bool, error) {
 // CopyState copies entries from maps of another version of the state, whose layout differs, into
 // the maps of this one where they are missing: the start of each value, which both versions know;
 // the rest is zero. As long as programs of the other version are attached, there can be more to
-// copy. Each key is copied once: what is missing later has ended. If they do not write the filters of this version, the filters are filled, so that
-// everything passes them. Any goroutine may call it.
+// copy. What is missing later has ended, and is copied again only if they have used it since. If they do not write the
+// filters of this version, the filters are filled, so that everything passes them. Any goroutine may call it.
 func (p *Pinned) CopyState() error {
 	p.inheriting.Lock()
 	defer p.inheriting.Unlock()
@@ -205,7 +205,7 @@ func (p *Pinned) CopyState() error {
 		p.SourceFilter.fill()
 	}
 	for _, o := range p.outdated {
-		if err := copyMissing(o.from, o.to, o.copied); err != nil {
+		if err := o.copyMissing(); err != nil {
 			errs = append(errs, fmt.Errorf("map %s of another version: %w", o.name, err))
 		}
 	}
@@ -244,33 +244,35 @@ func (p *Pinned) closeOutdated() error {
 
 var copiedSeed = maphash.MakeSeed()
 
-// copyMissing copies the entries of a hash map that are missing in another one, but for those whose keys have hashes among
-// copied. It adds those of all others.
-func copyMissing(from, to *ebpf.Map, copied map[uint64]struct{}) error {
-	keys, keyBytes := rowsOf(from.KeySize())
-	values, valueBytes := rowsOf(from.ValueSize())
-	value := make([]byte, to.ValueSize())
+// copyMissing copies the entries that are missing in the map of this version, but for those that are as they were when
+// they were copied.
+func (o *outdated) copyMissing() error {
+	keys, keyBytes := rowsOf(o.from.KeySize())
+	values, valueBytes := rowsOf(o.from.ValueSize())
+	target := make([]byte, o.to.ValueSize())
+	there := make(map[uint64]uint64)
 	for cursor := (ebpf.MapBatchCursor{}); ; {
-		n, err := from.BatchLookup(&cursor, keys, values, nil)
+		n, err := o.from.BatchLookup(&cursor, keys, values, nil)
 		last := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !last {
 			return fmt.Errorf("read: %w", err)
 		}
 		for i := range n {
-			key := row(keyBytes, i, from.KeySize())
-			hash := maphash.Bytes(copiedSeed, key)
-			if _, known := copied[hash]; known {
-				continue
+			key, value := row(keyBytes, i, o.from.KeySize()), row(valueBytes, i, o.from.ValueSize())
+			keyHash, valueHash := maphash.Bytes(copiedSeed, key), maphash.Bytes(copiedSeed, value)
+			if was, known := o.copied[keyHash]; !known || was != valueHash {
+				clear(target)
+				copy(target, value)
+				err := o.to.Update(key, target, ebpf.UpdateNoExist)
+				if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+					return fmt.Errorf("write: %w", err)
+				}
 			}
-			clear(value)
-			copy(value, row(valueBytes, i, from.ValueSize()))
-			err := to.Update(key, value, ebpf.UpdateNoExist)
-			if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-				return fmt.Errorf("write: %w", err)
-			}
-			copied[hash] = struct{}{}
+			there[keyHash] = valueHash
 		}
 		if last {
+			o.copied = there
+
 			return nil
 		}
 	}

@@ -173,6 +173,14 @@ func TestStateIsCopied(t *testing.T) {
 					t.Errorf("a flow from port %d that has ended is there again: %v, %v", key.SrcPort, found, err)
 				}
 			}
+			// One that those devices go on using is there again.
+			whole.LastSeen++
+			used := put(5)
+			lab.Must(t, p.CopyState())
+			if _, found, err := p.Flows.Lookup(used); err != nil || !found {
+				t.Errorf("a flow that programs of the other version use is not there: %v", err)
+			}
+			whole.LastSeen--
 			last := put(3)
 			p.SourceFilter.Begin(uint64(1 << 60)).End() // a sweep that does not know of the last one
 			lab.Must(t, p.EndInheriting())

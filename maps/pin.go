@@ -97,7 +97,7 @@ type Pinned struct {
 	chunked           map[string]*chunked
 	listeners         shared[uint64] // see [Pinned.Listen]
 	inheriting        sync.Mutex
-	outdated          []outdated
+	outdated          []*outdated
 	unfiltered        bool // programs of another version may put flows without writing the filters of this one
 	root              string
 	byName            map[string]*ebpf.Map

@@ -433,13 +433,14 @@ func (p *plugin) follow(cmd *cobra.Command, nodes []remote.Node, words []string,
 	if cmd.Context().Err() != nil {
 		return nil
 	}
-	having, _ := withPod(cmd, unreported)
-	remote.JoinErrors(printable{cmd.ErrOrStderr()}, having, len(nodes))
-	if _, err := withPod(cmd, ended); err != nil {
+	last, _ := withPod(cmd, unreported)
+	remote.JoinErrors(printable{cmd.ErrOrStderr()}, last, len(nodes))
+	having, err := withPod(cmd, ended)
+	if err != nil {
 		return err
 	}
 
-	return codeOfAnswers(ended)
+	return codeOfAnswers(having)
 }
 
 // reportInterval is how long a verb that goes on waits, after one node has ended it, for others that do.

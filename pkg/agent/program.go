@@ -55,6 +55,7 @@ func (a *agent) decideOn(names []lb.ServiceName) (room maps.Room) {
 	for _, name := range names {
 		s, exists := a.model.state.Snapshot(name)
 		switch {
+		case !exists && a.model.isUnread(name) && a.writer.Adopted(name): // it is there, and keeps what it has
 		case !exists:
 			a.heavy.Forget(name)
 			a.retire(name)

@@ -117,8 +117,9 @@ func (a *agent) state() status.Status {
 }
 
 // collect returns the statuses of Services that are not as they should be, and the problems. It takes many short turns.
-func (a *agent) collect(ctx context.Context) (statuses []reconcile.Status, problems map[string][]lb.Problem, err error) {
-	err = queue.Collect(ctx, a.queue, a.writer.StatusesInSteps(), func(s *reconcile.Status) {
+func (a *agent) collect(ctx context.Context) ([]reconcile.Status, map[string][]lb.Problem, error) {
+	var statuses []reconcile.Status // a step may add to it after an error
+	err := queue.Collect(ctx, a.queue, a.writer.StatusesInSteps(), func(s *reconcile.Status) {
 		if s != nil && len(s.Failures)+len(s.Lost)+len(s.Overlaps) > 0 {
 			statuses = append(statuses, *s)
 		}
@@ -126,7 +127,7 @@ func (a *agent) collect(ctx context.Context) (statuses []reconcile.Status, probl
 	if err != nil {
 		return nil, nil, err
 	}
-	problems = make(map[string][]lb.Problem)
+	problems := make(map[string][]lb.Problem)
 	err = queue.Collect(ctx, a.queue, stdmaps.Keys(a.model.problems), func(source string) { problems[source] = a.model.problems[source] })
 
 	return statuses, problems, err

@@ -52,6 +52,7 @@ func TestUnreadObjectsKeepWhatTheyHad(t *testing.T) {
 		later func(s sink)
 		want  string
 	}{
+		{"of a Service that changes, and is not read again", func(s sink) { s.Unread(ofService, name, nil) }, func(s sink) { s.Unread(ofService, name, nil) }, old},
 		{"of a Service that is read later", func(s sink) { s.Unread(ofService, name, nil) }, func(s sink) { s.Report(ofService, nil); set(s, next) }, next.Endpoints[0].Addr.String()},
 		{"of a Service that is deleted", func(s sink) { s.Unread(ofService, name, nil) }, func(s sink) { s.Report(ofService, nil) }, "no frontend"},
 		{"of a slice that is read later", func(s sink) { set(s); s.Unread(ofSlice, name, nil) }, func(s sink) { s.Report(ofSlice, nil); set(s, next) }, next.Endpoints[0].Addr.String()},

@@ -63,11 +63,11 @@ type Sink interface {
 	// Report replaces the problems of a source that no Set method is called for: a file
 	// or a directory of manifests (its path), a request to the API server ("services"),
 	// an EndpointSlice that is ignored ("EndpointSlice ns/name"). Without problems, the
-	// source is valid again, or gone.
+	// source is valid again, or gone. A Set or Delete method for the object ends its problems, too.
 	Report(source string, problems []lb.Problem)
 
 	// Unread is Report for an object of a Service that could not be read, for a mistake of ours, and that no Set method was
-	// called for: whatever an earlier process made of the Service is to stay. The next call with the same source, or a Set
+	// called for: whatever an earlier process made of the Service is to stay. The next Report with the same source, or a Set
 	// or Delete method for the object, ends that.
 	Unread(source string, service lb.ServiceName, problems []lb.Problem)
 

@@ -40,6 +40,7 @@ func (r *recorder) set(name, value string, problems []lb.Problem) {
 		r.calls = append(r.calls, "  "+p.String())
 	}
 	r.reported[name] = value
+	delete(r.reports, name[strings.LastIndexByte(name, '/')+1:])
 }
 
 func (r *recorder) delete(name string) {

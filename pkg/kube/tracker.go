@@ -82,7 +82,8 @@ func (t *tracker) put(o *object) {
 		}
 		return
 	}
-	t.clearFailure(o.key)
+	_, failed := t.failed[o.key]
+	delete(t.failed, o.key)
 	if o.value == nil {
 		if inForce {
 			t.remove(o.key)
@@ -90,9 +91,6 @@ func (t *tracker) put(o *object) {
 		t.reported[o.key] = false
 		t.sink.Report(o.key.String(), o.problems)
 		return
-	}
-	if known && !inForce {
-		t.sink.Report(o.key.String(), nil)
 	}
 	t.reported[o.key] = true
 	switch value := o.value.(type) {
@@ -106,7 +104,10 @@ func (t *tracker) put(o *object) {
 		t.sink.SetPod(value, o.problems)
 	case Namespace:
 		t.sink.SetNamespace(value, o.problems)
-	case []netip.Prefix:
+	case []netip.Prefix: // which are set together
+		if failed || known && !inForce {
+			t.sink.Report(o.key.String(), nil)
+		}
 		t.cidrs[o.key.name] = o
 		t.cidrsChanged = true
 	}

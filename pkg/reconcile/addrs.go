@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -212,6 +213,9 @@ func (a *addrs) removeFrontend(key maps.FrontendKey, of lb.ServiceName) {
 // drain records that a Service has left an address.
 func (a *addrs) drain(k maps.Addr, by lb.ServiceName) {
 	a.draining[k] = &drain{k, a.now(), by}
+	if len(a.queue) >= 2*len(a.draining)+maxPruned {
+		a.queue = slices.DeleteFunc(a.queue, func(d *drain) bool { return a.draining[d.addr] != d })
+	}
 	a.queue = append(a.queue, a.draining[k])
 	a.drains[by]++
 }
