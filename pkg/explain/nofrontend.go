@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -123,14 +122,4 @@ func (i *inquiry) checkOf(ctx context.Context) (string, error) {
 	})
 
 	return name, err
-}
-
-// listOf returns the first of these names, with the number of the others.
-func listOf(names []string) string {
-	const most = 5
-	if more := len(names) - most; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
-	}
-
-	return strings.Join(names, ", ")
 }

@@ -17,7 +17,7 @@ import (
 
 // Ask returns the question that an operator has typed: from is empty, an address, which may have a port, or the name
 // of a Pod; to is ADDRESS:PORT or SERVICE[:PORT], with the protocol behind it, as in /udp, if it is not TCP. A Service is
-// named as kubectl, DNS or a verb of Sluice names it, see [serviceName].
+// named as [status.ServiceNamed] understands it.
 func (e *Explainer) Ask(from, to, device string) (Question, error) {
 	q := Question{Device: device, Protocol: lb.TCP}
 	asked, fixed := to, false // fixed: the protocol is given
@@ -117,10 +117,6 @@ func (e *Explainer) findClients(from string, q *Question) ([]netip.Addr, error) 
 // if it is fixed.
 func (e *Explainer) findService(text string, protocol lb.Protocol, fixed bool, wanted lb.Family) (netip.AddrPort, lb.Protocol, error) {
 	name, port, _ := strings.Cut(text, ":")
-	name, err := serviceName(name)
-	if err != nil {
-		return netip.AddrPort{}, 0, err
-	}
 	frontends, _, err := status.Programmed(e.Maps.Tables)
 	if err != nil {
 		return netip.AddrPort{}, 0, err
@@ -134,8 +130,7 @@ func (e *Explainer) findService(text string, protocol lb.Protocol, fixed bool, w
 	}
 	full, err := status.ServiceNamed(slices.Sorted(maps.Keys(byService)), name)
 	if err != nil {
-		return netip.AddrPort{}, 0, fmt.Errorf("of those with a ClusterIP, %w (clients of others connect to what DNS returns); there are %s",
-			err, listOf(similar(slices.Sorted(maps.Keys(byService)), name)))
+		return netip.AddrPort{}, 0, fmt.Errorf("of those with a ClusterIP, %w (clients of others connect to what DNS returns)", err)
 	}
 	var found []status.Frontend
 	var ports []string
@@ -150,7 +145,7 @@ func (e *Explainer) findService(text string, protocol lb.Protocol, fixed bool, w
 		}
 	}
 	if len(found) == 0 {
-		return netip.AddrPort{}, 0, fmt.Errorf("Service %s has no such port; it has %s", full, listOf(ports))
+		return netip.AddrPort{}, 0, fmt.Errorf("Service %s has no such port; it has %s", full, status.NamesText(ports))
 	}
 	isWanted := func(f status.Frontend) bool { return lb.FamilyOf(f.Address.Addr()) == wanted }
 	first := found[max(0, slices.IndexFunc(found, isWanted))]
@@ -169,55 +164,4 @@ func (e *Explainer) findService(text string, protocol lb.Protocol, fixed bool, w
 
 func portText(f status.Frontend) string {
 	return fmt.Sprintf("%d/%s", f.Address.Port(), strings.ToLower(f.Protocol.String()))
-}
-
-// serviceName returns [NAMESPACE/]NAME of a Service that is named as NAME, NAMESPACE/NAME, svc/NAME, or by DNS: NAME.NAMESPACE,
-// which may end with .svc and the domain of the cluster.
-func serviceName(text string) (string, error) {
-	for _, prefix := range []string{"svc/", "service/", "services/"} {
-		text = strings.TrimPrefix(text, prefix)
-	}
-	labels := strings.Split(strings.TrimSuffix(text, "."), ".")
-	switch {
-	case strings.Contains(text, "/") || len(labels) == 1:
-		return text, nil
-	case len(labels) == 2 || labels[2] == "svc":
-		return labels[1] + "/" + labels[0], nil
-	}
-
-	return "", fmt.Errorf("%s is no name of a Service, as web.default.svc is: use what DNS returns for it", text)
-}
-
-// similar returns the names that have most in common with the one that was asked for, the most similar first: those of
-// the same Namespace, with a part of the name or the same beginning, or else all.
-func similar(services []string, asked string) []string {
-	namespace, short, has := strings.Cut(asked, "/")
-	if !has {
-		namespace, short = "", asked
-	}
-	begins := func(full string) (n int) { // as the name that was asked for
-		_, name, _ := strings.Cut(full, "/")
-		for n < min(len(name), len(short)) && name[n] == short[n] {
-			n++
-		}
-
-		return n
-	}
-	var found []string
-	for _, full := range services {
-		of, name, _ := strings.Cut(full, "/")
-		if of == namespace || strings.Contains(name, short) || strings.Contains(short, name) || begins(full) > len(short)/2 {
-			found = append(found, full)
-		}
-	}
-	switch {
-	case len(found) > 0:
-		slices.SortStableFunc(found, func(a, b string) int { return cmp.Compare(begins(b), begins(a)) })
-
-		return found
-	case len(services) == 0:
-		return []string{"none"}
-	}
-
-	return services
 }

@@ -120,9 +120,9 @@ func TestAsk(t *testing.T) {
 		{"", "web", "--to web: the Service has the ports 53/udp, 80/tcp: choose one, as in web:53/udp"},
 		{"", "svc/web:8080", "--to svc/web:8080: Service default/web has no such port; it has dns 53/udp, http 80/tcp"},
 		{"", "db.shop:http", "--to db.shop:http: Service shop/db has no such port; it has 5432/tcp"},
-		{"", "shop/web:80", "--to shop/web:80: of those with a ClusterIP, no Service is called \"shop/web\" (clients of others connect to what DNS returns); there are default/web, shop/db"},
-		{"", "nosuch:80", "--to nosuch:80: of those with a ClusterIP, no Service is called \"nosuch\" (clients of others connect to what DNS returns); there are default/web, shop/db"},
-		{"", "web-0.web.default.svc:80", "--to web-0.web.default.svc:80: web-0.web.default.svc is no name of a Service, as web.default.svc is: use what DNS returns for it"},
+		{"", "shop/web:80", "--to shop/web:80: of those with a ClusterIP, no Service is called \"shop/web\"; there are default/web, shop/db (clients of others connect to what DNS returns)"},
+		{"", "nosuch:80", "--to nosuch:80: of those with a ClusterIP, no Service is called \"nosuch\"; there are default/web, shop/db (clients of others connect to what DNS returns)"},
+		{"", "web-0.web.default.svc:80", "--to web-0.web.default.svc:80: of those with a ClusterIP, no Service is called \"web-0.web.default.svc\"; there are default/web (clients of others connect to what DNS returns)"},
 	} {
 		q, err := e.Ask(test.from, test.to, "")
 		got := fmt.Sprintf("%s/%s", q.To, q.Protocol)

@@ -317,26 +317,89 @@ func OnlyNamed(services []Service, name string) ([]Service, error) {
 	return services[at : at+1], nil
 }
 
-// ServiceNamed returns NAMESPACE/NAME of the one of these Services that is called name, which may lack the
-// namespace if that is unambiguous. The error is a [NameError].
+// ServiceNamed returns NAMESPACE/NAME of the one of these Services that is called name: NAMESPACE/NAME, NAME if no
+// other is called so, svc/NAME as for kubectl, or NAME.NAMESPACE, which may end with .svc and the domain of the cluster. Of a
+// port behind it, as tables have it, nothing depends. The error is a [NameError] with what there is.
 func ServiceNamed(services []string, name string) (string, error) {
+	if slices.Contains(services, name) {
+		return name, nil
+	}
+	asked := nameOf(name)
 	var found []string
 	for _, full := range services {
-		if full == name {
+		if full == asked {
 			return full, nil
 		}
-		if _, short, _ := strings.Cut(full, "/"); short == name {
+		if _, short, _ := strings.Cut(full, "/"); short == asked {
 			found = append(found, full)
 		}
 	}
 	switch len(found) {
 	case 0:
-		return "", NameError(fmt.Sprintf("no Service is called %q", name))
+		return "", NameError(fmt.Sprintf("no Service is called %q; there are %s", name, NamesText(similar(slices.Sorted(slices.Values(services)), asked))))
 	case 1:
 		return found[0], nil
 	default:
-		return "", NameError(fmt.Sprintf("%d Services are called %q: use NAMESPACE/NAME", len(found), name))
+		return "", NameError(fmt.Sprintf("%d Services are called %q: choose one of %s", len(found), name, NamesText(slices.Sorted(slices.Values(found)))))
 	}
+}
+
+// nameOf returns [NAMESPACE/]NAME of a Service as [ServiceNamed] understands it, and a text of no such form as it is.
+func nameOf(text string) string {
+	name, _, _ := strings.Cut(text, ":")
+	for _, prefix := range []string{"svc/", "service/", "services/"} {
+		name = strings.TrimPrefix(name, prefix)
+	}
+	labels := strings.Split(strings.TrimSuffix(name, "."), ".")
+	if !strings.Contains(name, "/") && (len(labels) == 2 || len(labels) > 2 && labels[2] == "svc") {
+		return labels[1] + "/" + labels[0]
+	}
+
+	return name
+}
+
+// similar returns the names that have most in common with the one that was asked for, the most similar first: those of
+// the same Namespace, with a part of the name or the same beginning, or else all.
+func similar(services []string, asked string) []string {
+	namespace, short, has := strings.Cut(asked, "/")
+	if !has {
+		namespace, short = "", asked
+	}
+	begins := func(full string) (n int) { // as the name that was asked for
+		_, name, _ := strings.Cut(full, "/")
+		for n < min(len(name), len(short)) && name[n] == short[n] {
+			n++
+		}
+
+		return n
+	}
+	var found []string
+	for _, full := range services {
+		of, name, _ := strings.Cut(full, "/")
+		if of == namespace || strings.Contains(name, short) || strings.Contains(short, name) || begins(full) > len(short)/2 {
+			found = append(found, full)
+		}
+	}
+	switch {
+	case len(found) > 0:
+		slices.SortStableFunc(found, func(a, b string) int { return cmp.Compare(begins(b), begins(a)) })
+
+		return found
+	case len(services) == 0:
+		return []string{"none"}
+	}
+
+	return services
+}
+
+// NamesText returns the first of these names, with the number of the others.
+func NamesText(names []string) string {
+	const most = 5
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+
+	return strings.Join(names, ", ")
 }
 
 // ProbeService owns the frontends that [datapath.Verify] dials. No Service of

@@ -314,22 +314,42 @@ type deadlines struct{ *httptest.ResponseRecorder }
 
 func (deadlines) SetWriteDeadline(time.Time) error { return nil }
 
-// One Service is found by its name, short or full, and one that is not there is no error of the agent.
+// A Service is found in each form in which a person, DNS or a table of ours names it. One that is not there is no error of
+// the agent, and the error has what there is.
 func TestServiceByName(t *testing.T) {
 	state := lb.NewState(lb.Node{Name: "node-1"})
-	other := *web()
-	other.Name.Name = "other"
 	state.SetService(*web())
-	state.SetService(other)
+	for _, name := range []lb.ServiceName{{Namespace: "ns", Name: "other"}, {Namespace: "shop", Name: "db"}, {Namespace: "test", Name: "db"}} {
+		svc := *web()
+		svc.Name = name
+		state.SetService(svc)
+	}
 	client := serve(t, state)
 	mustAsk(t, client.Services)
-	for _, name := range []string{"web", "ns/web"} {
-		if svc, err := client.Service(t.Context(), name); err != nil || svc.Name != "ns/web" || len(svc.Ports) != 2 {
-			t.Errorf("%s: %+v, %v", name, svc, err)
+	for name, want := range map[string]string{
+		"web": "ns/web", "ns/web": "ns/web", "svc/web": "ns/web", "service/web": "ns/web", "services/ns/web": "ns/web",
+		"web.ns": "ns/web", "web.ns.svc": "ns/web", "web.ns.svc.cluster.local": "ns/web", "web.ns.svc.cluster.local.": "ns/web",
+		"ns/web:http": "ns/web", "web:80": "ns/web", "svc/web:80/TCP": "ns/web", "db.shop.svc:80": "shop/db", "test/db:http": "test/db",
+	} {
+		if svc, err := client.Service(t.Context(), name); err != nil || svc.Name != want || len(svc.Ports) != 2 {
+			t.Errorf("%s: %+v, %v, want %s", name, svc, err, want)
 		}
 	}
-	_, err := client.Service(t.Context(), "nosuch")
-	if want := `no Service is called "nosuch"`; err == nil || err.Error() != want || !errors.As(err, new(NameError)) {
-		t.Errorf("%v, want %s", err, want)
+	for name, want := range map[string]string{
+		"nosuch":                 `no Service is called "nosuch"; there are ns/other, ns/web, shop/db, test/db`,
+		"svc/webs":               `no Service is called "svc/webs"; there are ns/web`,
+		"wbe.ns.svc":             `no Service is called "wbe.ns.svc"; there are ns/web, ns/other`,
+		"web-0.web.ns.svc":       `no Service is called "web-0.web.ns.svc"; there are ns/web`,
+		"other.example.com":      `no Service is called "other.example.com"; there are ns/other`,
+		"db":                     `2 Services are called "db": choose one of shop/db, test/db`,
+		"svc/db:80":              `2 Services are called "svc/db:80": choose one of shop/db, test/db`,
+		"db.prod.svc.cluster.eu": `no Service is called "db.prod.svc.cluster.eu"; there are shop/db, test/db`,
+	} {
+		if _, err := client.Service(t.Context(), name); err == nil || err.Error() != want || !errors.As(err, new(NameError)) {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+	}
+	if _, err := ServiceNamed(nil, "web"); err == nil || err.Error() != `no Service is called "web"; there are none` {
+		t.Errorf("of none: %v", err)
 	}
 }
