@@ -26,6 +26,7 @@ import (
 
 	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/pkg/remote"
+	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/pkg/ui"
 )
 
@@ -353,28 +354,42 @@ func inNamespace(cmd *cobra.Command, namespace string, args []string) []string {
 	}
 	for _, name := range named {
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
-			value := flag.Value.String()
-			name := protocolSuffix.ReplaceAllString(value, "")
-			if !strings.Contains(name, "/") && !isAddress(name) && !pods.IsUID(name) {
-				_ = flag.Value.Set(namespace + "/" + value) // a text, as it was
-			}
+			_ = flag.Value.Set(withNamespace(namespace, name, flag.Value.String())) // a text, as it was
 		}
 	}
 	args = slices.Clone(args)
 	for i, arg := range args {
-		if !strings.Contains(arg, "/") {
-			args[i] = namespace + "/" + arg
-		}
+		args[i] = status.InNamespace(namespace, arg)
 	}
 
 	return args
 }
 
+// withNamespace returns the value of one of the named flags with a namespace, if it is a name without one.
+func withNamespace(namespace, flag, value string) string {
+	protocol := ""
+	if flag == "to" {
+		protocol = protocolSuffix.FindString(value)
+	}
+	name := strings.TrimSuffix(value, protocol)
+	switch {
+	case isAddress(name) || strings.HasPrefix(name, "localhost:"):
+		return value
+	case flag == "to" || flag == "service":
+		return status.InNamespace(namespace, name) + protocol
+	}
+	if name = strings.TrimPrefix(name, "pod/"); strings.Contains(name, "/") || pods.IsUID(name) {
+		return name
+	}
+
+	return namespace + "/" + name
+}
+
 // protocolSuffix is what --to may end with.
-var protocolSuffix = regexp.MustCompile(`/(tcp|udp|sctp)$`)
+var protocolSuffix = regexp.MustCompile(`(?i)/(tcp|udp|sctp)$`)
 
 func isAddress(text string) bool {
-	_, err := netip.ParseAddr(text)
+	_, err := netip.ParseAddr(strings.Trim(text, "[]"))
 	_, withPort := netip.ParseAddrPort(text)
 
 	return err == nil || withPort == nil

@@ -144,6 +144,16 @@ func TestArgumentsForNodes(t *testing.T) {
 		{"--to [fd00::1]:53 --service web", "shop", "--service=shop/web --to=[fd00::1]:53"},
 		{"--pod web-0 --from web-1", "shop", "--from=shop/web-1 --pod=shop/web-0"},
 		{"--pod other/web-0 --from fd00::1", "shop", "--from=fd00::1 --pod=other/web-0"},
+		{"--from [fd00::1] --to web/udp", "shop", "--from=[fd00::1] --to=shop/web/udp"},
+		{"--to db.other.svc:80", "shop", "--to=db.other.svc:80"},
+		{"db.other.svc.cluster.local", "shop", "db.other.svc.cluster.local"},
+		{"svc/web", "shop", "shop/web"},
+		{"--to svc/web:80", "shop", "--to=shop/web:80"},
+		{"--service service/web --to svc/other/web:http", "shop", "--service=shop/web --to=svc/other/web:http"},
+		{"--to web:80/TCP", "shop", "--to=shop/web:80/TCP"},
+		{"--to 10.0.0.1:53/UDP", "shop", "--to=10.0.0.1:53/UDP"},
+		{"--to localhost:80", "shop", "--to=localhost:80"},
+		{"--from pod/web-1 --pod web.v1", "shop", "--from=shop/web-1 --pod=shop/web.v1"},
 		{"--pod 0f1e2d3c-0000-4000-8000-0123456789ab", "shop", "--pod=0f1e2d3c-0000-4000-8000-0123456789ab"},
 	} {
 		t.Run(test.args, func(t *testing.T) {

@@ -346,13 +346,29 @@ func ServiceNamed(services []string, name string) (string, error) {
 
 // nameOf returns [NAMESPACE/]NAME of a Service as [ServiceNamed] understands it, and a text of no such form as it is.
 func nameOf(text string) string {
-	name, _, _ := strings.Cut(text, ":")
-	for _, prefix := range []string{"svc/", "service/", "services/"} {
-		name = strings.TrimPrefix(name, prefix)
-	}
+	name, _, _ := strings.Cut(withoutKind(text), ":")
 	labels := strings.Split(strings.TrimSuffix(name, "."), ".")
 	if !strings.Contains(name, "/") && (len(labels) == 2 || len(labels) > 2 && labels[2] == "svc") {
 		return labels[1] + "/" + labels[0]
+	}
+
+	return name
+}
+
+// InNamespace returns a name that [ServiceNamed] understands with this namespace, if it has none.
+func InNamespace(namespace, text string) string {
+	short := withoutKind(text)
+	if name, _, _ := strings.Cut(short, ":"); strings.ContainsAny(name, "/.") {
+		return text
+	}
+
+	return namespace + "/" + short
+}
+
+// withoutKind returns a name without what kubectl has before it.
+func withoutKind(name string) string {
+	for _, kind := range []string{"svc/", "service/", "services/"} {
+		name = strings.TrimPrefix(name, kind)
 	}
 
 	return name
