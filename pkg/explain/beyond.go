@@ -71,6 +71,7 @@ func (i *inquiry) lookBeyond() error {
 	}
 	i.stopped = stopped == looked
 	i.notLooked("whether the endpoint answers")
+	i.notLooked("what rules at PREROUTING, POSTROUTING and ingress hooks, and programs of others at devices (tc, XDP), drop on this node")
 	i.notLooked("what networks, NetworkPolicies and firewalls drop at the endpoint, its node, and between")
 
 	return nil
