@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -96,12 +97,18 @@ var absent = []struct {
 	{name: "datagrams left to devices that are left out", fields: "none", args: []string{"--udp=off", "--exclude-devices=veth*"},
 		told: []string{"configuration: --udp off: it leaves what pods send over UDP to their devices, and nothing is attached to veth1"}, appears: renamed("veth1", "cali1")},
 	{name: "devices of pods that are left out", fields: "none", args: []string{"--devices=eth0"}},
-	{name: "a gate", names: "featureGates", fields: "featureGates: {NoSuchGate: true}"}, // told as ignored: see TestIgnoredParts
+	{name: "a gate", names: "featureGates", fields: "featureGates: {NoSuchGate: true}"}, // told as ignored: see TestUnknownPartsAreReported
 	{name: "a gate by a flag", names: "--feature-gates", fields: "none", args: []string{"--feature-gates=NoSuchGate=true"}},
 	{name: "a kubeconfig", names: "clientConnection.kubeconfig", fields: "clientConnection: {kubeconfig: /nosuch/kubeconfig}", refused: "/nosuch/kubeconfig"},
 	{name: "a kubeconfig by a flag", names: "--kubeconfig", fields: "none", args: []string{"--kubeconfig=/nosuch/kubeconfig"}, refused: "/nosuch/kubeconfig"},
 	{name: "an API server", names: "--master", fields: "none", args: []string{"--master=https://[nosuch"}, refused: "API server https://[nosuch"},
 	{name: "a configuration file", names: "--config", fields: "none", args: []string{"--config=/nosuch/config"}, refused: "/nosuch/config"},
+	{name: "a cgroup", names: "--cgroup-root", fields: "none", args: []string{"--cgroup-root=/nosuch"}, refused: `cgroup root "/nosuch"`},
+	{name: "a folder that is no cgroup", fields: "none", args: []string{"--cgroup-root=/proc"}, refused: `cgroup root "/proc": not on a cgroup2 file system`},
+	{name: "a folder for pins", names: "--bpf-root", fields: "none", args: []string{"--bpf-root=/nosuch/sluice"}, refused: `bpf root "/nosuch/sluice"`},
+	{name: "a folder that is not on a bpffs", fields: "none", args: []string{"--bpf-root=/proc/sluice"}, refused: `bpf root "/proc/sluice": not on a bpf file system`},
+	// The agent makes the folder of its socket, and has no other verbs' flags: TestPlacesOfVerbs.
+	{name: "places of other verbs", names: "--socket --pod-logs"},
 	{name: "a folder of manifests", names: "--manifests", fields: "none", args: []string{"--manifests=/nosuch/folder"}, refused: "/nosuch/folder"},
 	// A server that cannot listen is seen by trying: TestServersThatCannotListen, and test/e2e.TestNotAsConfigured.
 	{name: "addresses of servers", names: "healthzBindAddress metricsBindAddress --healthz-bind-address --metrics-bind-address"},
@@ -224,6 +231,8 @@ func agentOf(t *testing.T, fields string, args ...string) (absence, error) {
 	t.Helper()
 	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	flags := newAgentFlags(set)
+	var where places
+	where.addTo(set)
 	if fields != "none" {
 		args = append(args, "--config", mustConfigFile(t, fields))
 	}
@@ -235,10 +244,14 @@ func agentOf(t *testing.T, fields string, args ...string) (absence, error) {
 	if err != nil {
 		return absence{}, err
 	}
-	flags.dryRun = true // needs no cgroup
-	cfg, err := flags.agentConfig(&places{}, s, slog.New(slog.DiscardHandler))
+	onKernel := set.Changed("cgroup-root") || set.Changed("bpf-root")
+	flags.dryRun = !onKernel // needs no cgroup
+	cfg, err := flags.agentConfig(&where, s, slog.New(slog.DiscardHandler))
 	if err != nil && !strings.Contains(err.Error(), "in-cluster") {
 		return absence{}, err
+	}
+	if onKernel {
+		return absence{}, cfg.Datapath.Validate()
 	}
 	if cfg.Manifests != "" {
 		_, _, err := agent.DryRun(t.Context(), cfg)
@@ -280,7 +293,7 @@ func (a absence) become(state node.State, object kube.Node) {
 
 func (a absence) troubles() []string { return a.Status().Troubles() }
 
-// allNames returns the paths of all fields of a configuration, and all flags of the agent.
+// allNames returns the paths of all fields of a configuration, all flags of the agent, and those of places that verbs share.
 func allNames() []string {
 	var names []string
 	var add func(prefix string, of reflect.Type)
@@ -305,9 +318,35 @@ func allNames() []string {
 	add("", reflect.TypeFor[config.KubeProxy]())
 	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	newAgentFlags(set)
+	new(places).addTo(set)
+	var podLogs string
+	verb := &cobra.Command{}
+	addPodLogs(verb, &podLogs)
+	set.AddFlagSet(verb.Flags())
 	set.VisitAll(func(flag *pflag.Flag) { names = append(names, "--"+flag.Name) })
 
 	return names
+}
+
+// Verbs that are led to places which are not there, or are other things, say so, and list nothing.
+func TestPlacesOfVerbs(t *testing.T) {
+	root := mustPin(t)
+	logs := t.TempDir()
+	for args, want := range map[string]string{
+		"connections --cgroup-root /nosuch":               `cgroup root "/nosuch": file system: no such file or directory`,
+		"connections --cgroup-root /proc":                 `cgroup root "/proc": not on a cgroup2 file system`,
+		"monitor --since 1m --cgroup-root /nosuch":        `cgroup root "/nosuch": file system: no such file or directory`,
+		"explain --to web --cgroup-root /nosuch":          `cgroup root "/nosuch": file system: no such file or directory`,
+		"status --cgroup-root /nosuch":                    `cgroup root "/nosuch": file system: no such file or directory`,
+		"connections --pod web --pod-logs /nosuch":        "logs of pods: open /nosuch: no such file or directory",
+		"monitor --since 1m --pod web --pod-logs /nosuch": "logs of pods: open /nosuch: no such file or directory",
+		"verify --socket " + logs + "/nosuch":             "no agent is running: dial unix " + logs + "/nosuch: connect: no such file or directory",
+	} {
+		out, err := runVerb(root, strings.Fields(args)...)
+		if err == nil || !strings.Contains(err.Error(), want) || out != "" {
+			t.Errorf("sluice %s: %v after %q, want %s", args, err, out, want)
+		}
+	}
 }
 
 func mustConfigFile(t *testing.T, fields string) string {

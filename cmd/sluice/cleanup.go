@@ -102,6 +102,9 @@ func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 // cgroup2 is visible that is not known, and what the cleanup is for is done all the same.
 func listOthers(out io.Writer, where *places) error {
 	cgroupRoot, err := where.cgroup()
+	if err != nil && where.cgroupRoot != "" {
+		return fmt.Errorf("whether another Sluice is attached is not known: %w", err)
+	}
 	if err != nil {
 		fmt.Fprintf(out, "warning: whether another Sluice is attached is not known: %v\n", err)
 

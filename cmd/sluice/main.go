@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
@@ -74,6 +75,12 @@ type places struct {
 	socket     string
 }
 
+func (p *places) addTo(flags *pflag.FlagSet) {
+	flags.StringVar(&p.cgroupRoot, "cgroup-root", "", "translate sockets of processes in this cgroup2 folder and below (default: the root of cgroup2, or the widest cgroup that is mounted)")
+	flags.StringVar(&p.bpfRoot, "bpf-root", datapath.FindBPFRoot(), "pin maps and links below this folder on bpffs")
+	flags.StringVar(&p.socket, "socket", status.DefaultSocket, "path of the socket on which the agent answers the other commands")
+}
+
 func newRoot() *cobra.Command {
 	var where places
 	var withStdin bool
@@ -89,9 +96,7 @@ func newRoot() *cobra.Command {
 		},
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&where.cgroupRoot, "cgroup-root", "", "translate sockets of processes in this cgroup2 folder and below (default: the root of cgroup2, or the widest cgroup that is mounted)")
-	flags.StringVar(&where.bpfRoot, "bpf-root", datapath.FindBPFRoot(), "pin maps and links below this folder on bpffs")
-	flags.StringVar(&where.socket, "socket", status.DefaultSocket, "path of the socket on which the agent answers the other commands")
+	where.addTo(flags)
 	flags.BoolVar(&withStdin, "end-with-stdin", false, "end when the standard input ends")
 	_ = flags.MarkHidden("end-with-stdin") // it exists
 
@@ -131,10 +136,10 @@ func (p *places) load() (*maps.Pinned, error) {
 	return pinned, err
 }
 
-// cgroup returns --cgroup-root, or the widest cgroup that is mounted.
+// cgroup returns --cgroup-root, which must be a cgroup2, or the widest one that is mounted.
 func (p *places) cgroup() (string, error) {
 	if p.cgroupRoot != "" {
-		return p.cgroupRoot, nil
+		return p.cgroupRoot, datapath.CheckCgroupRoot(p.cgroupRoot)
 	}
 	found, err := datapath.FindCgroupRoot()
 	if err != nil {

@@ -38,14 +38,14 @@ func TestMonitorFlags(t *testing.T) {
 			t.Errorf("-o %s, of no refusals: %v, %q", test.format, err, out)
 		}
 	}
-	cgroups := t.TempDir()
+	cgroups, logs := lab.MustCgroup(t, "monitor").Path(), t.TempDir()
 	lab.Must(t, os.Mkdir(filepath.Join(cgroups, "pod0f6c2d5e-6b0b-4b1f-9f0e-1d2c3b4a5968"), 0o755))
-	if _, err := runVerb(root, "monitor", "--cgroup-root", cgroups, "--pod-logs", cgroups+"-nosuch", "--pod", "web-0"); !errors.Is(err, pods.ErrNoNames) {
+	if _, err := runVerb(root, "monitor", "--cgroup-root", cgroups, "--pod-logs", logs, "--pod", "web-0"); !errors.Is(err, pods.ErrNoNames) {
 		t.Errorf("a name of a pod, where none is known: %v", err)
 	}
 	const other = "1a2b3c4d-6b0b-4b1f-9f0e-1d2c3b4a5968"
 	for _, verb := range []string{"monitor", "connections"} {
-		out, err := runVerb(root, verb, "--cgroup-root", cgroups, "--pod-logs", cgroups+"-nosuch", "--pod", other)
+		out, err := runVerb(root, verb, "--cgroup-root", cgroups, "--pod-logs", logs, "--pod", other)
 		if want := fmt.Sprintf("pod %q: this node has no such pod", other); err == nil || err.Error() != want || out != "" {
 			t.Errorf("%s of a pod that is not there: %v, after %q; want %s", verb, err, out, want)
 		}

@@ -190,6 +190,15 @@ func splitCgroup(path string) (up int, names []string) {
 	return up, names
 }
 
+// CheckCgroupRoot returns an error that names the folder if it is no cgroup2.
+func CheckCgroupRoot(path string) error {
+	if err := checkCgroup2(path); err != nil {
+		return fmt.Errorf("cgroup root %q: %w", path, err)
+	}
+
+	return nil
+}
+
 func checkCgroup2(path string) error {
 	if path == "" {
 		return errors.New("a path is required")

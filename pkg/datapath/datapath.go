@@ -72,8 +72,8 @@ type Config struct {
 
 // Validate returns an error that names the field and what is wrong with it.
 func (c Config) Validate() error {
-	if err := checkCgroup2(c.CgroupRoot); err != nil {
-		return fmt.Errorf("cgroup root %q: %w", c.CgroupRoot, err)
+	if err := CheckCgroupRoot(c.CgroupRoot); err != nil {
+		return err
 	}
 	if err := CheckBPFRoot(c.BPFRoot); err != nil {
 		return err

@@ -71,6 +71,7 @@ func TestFindClients(t *testing.T) {
 		}
 	}
 	lab.Must(t, os.RemoveAll(filepath.Join(root, "logs")))
+	lab.Must(t, os.Mkdir(filepath.Join(root, "logs"), 0o755))
 	if _, err := e.findClients("web-1", new(Question)); err == nil || !strings.HasPrefix(err.Error(), "--from web-1: the names of Pods are not known here") {
 		t.Errorf("where no names are known: %v", err)
 	}

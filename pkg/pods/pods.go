@@ -28,7 +28,7 @@ const DefaultLogs = "/proc/1/root/var/log/pods"
 // Config is where [Read] looks.
 type Config struct {
 	CgroupRoot string // a folder of cgroup2 that has the cgroups of pods below it
-	Logs       string // has a folder for each pod, NAMESPACE_NAME_UID; it may be missing
+	Logs       string // has a folder for each pod, NAMESPACE_NAME_UID; only [DefaultLogs] may be missing, and empty is none
 	Proc       string // has the node's processes; empty: /proc
 }
 
@@ -200,7 +200,7 @@ func UIDIn(cgroups string) string {
 func readNames(logs string) (map[string]string, error) {
 	names := make(map[string]string)
 	folders, err := os.ReadDir(logs)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+	if errors.Is(err, fs.ErrNotExist) && (logs == "" || logs == DefaultLogs) || errors.Is(err, fs.ErrPermission) {
 		return names, nil
 	}
 	if err != nil {

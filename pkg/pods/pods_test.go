@@ -153,7 +153,7 @@ func TestCommand(t *testing.T) {
 
 // A pod that starts later is found, but not by reading everything for each unknown address.
 func TestCacheReadsAgain(t *testing.T) {
-	root := mustTree(t, map[string]string{"cgroup/kubepods/cgroup.procs": ""})
+	root := mustTree(t, map[string]string{"cgroup/kubepods/cgroup.procs": "", "logs/none": ""})
 	c := NewCache(Config{CgroupRoot: filepath.Join(root, "cgroup"), Logs: filepath.Join(root, "logs")})
 	if pod, err := c.Pod(1, netip.Addr{}); err != nil || pod != (Pod{}) {
 		t.Fatalf("%v, %v", pod, err)
