@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/node"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
@@ -245,16 +246,31 @@ func checkAgent(n Node) []Finding {
 	case err != nil:
 		return unseen(err)
 	case s.Well():
-		return ok("agent %s runs and is well", s.Version)
+		return append(ok("agent %s runs and is well", s.Version), leftOut(s)...)
 	default:
 		troubles := s.TroublesBeside()
 		if !s.Synced {
 			troubles = slices.Insert(troubles, 0, "it waits for the first complete list of Services")
 		}
 		if len(troubles) == 0 {
-			return ok("agent %s runs; what is not well is what the check configuration reports", s.Version)
+			return append(ok("agent %s runs; what is not well is what the check configuration reports", s.Version), leftOut(s)...)
 		}
 
-		return problem("agent "+s.Version+" runs, and is not well: "+status.ListText(troubles), "Look at sluice status and the log of the agent.")
+		return append(problem("agent "+s.Version+" runs, and is not well: "+status.ListText(troubles), "Look at sluice status and the log of the agent."), leftOut(s)...)
 	}
+}
+
+// leftOut returns a warning of what the agent has left out of objects, if there is anything.
+func leftOut(s status.Status) []Finding {
+	var texts []string
+	for _, p := range s.Problems {
+		if p.Effect == lb.LeftOut {
+			texts = append(texts, p.String())
+		}
+	}
+	if len(texts) == 0 {
+		return nil
+	}
+
+	return warning("parts of objects are left out: "+status.ListText(texts), "Correct the objects; Events of them name the same fields.")
 }

@@ -362,6 +362,12 @@ var patients = []struct {
 			{Object: lb.Configuration, Field: "metricsBindAddress", Message: "nothing answers there", Effect: lb.Degraded},
 		}}}
 	}},
+	{"agent", "which is well, and has left out parts of objects", func(n *Node) {
+		n.Agent = Fact[status.Status]{Value: status.Status{Running: true, Synced: true, Version: "v1", Problems: []lb.Problem{
+			{Object: "Namespace shop", Field: "metadata.labels[sluice-lb.io/socket]", Message: `"no" is neither on nor off, so it is as if there were none`},
+			{Object: "Pod shop/web-1", Field: "metadata.annotations[sluice-lb.io/socket]", Message: `"no" is neither on nor off, so it is as if there were none`},
+		}}}
+	}},
 	{"agent", "which is well", func(n *Node) {
 		n.Agent = Fact[status.Status]{Value: status.Status{Version: "v1", Running: true, Synced: true}}
 	}},
