@@ -13,7 +13,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -276,14 +275,7 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 			Listening: a.reportServer("healthzBindAddress", cfg.HealthzAddress),
 			Handler: health.Handler(health.Config{
 				Proxy: p.proxy, Eligible: a.model.eligible.Load, Observe: p.metrics.Probed,
-				Ready: func() []string {
-					var unknown []string
-					if !a.known.Load() {
-						unknown = []string{"not all Services and endpoints are known and programmed yet"}
-					}
-
-					return slices.Concat(unknown, m.hooks.Problems(), m.devices.Problems(), a.model.unready())
-				},
+				Ready: func() []string { return a.unready(m.hooks.Problems(), m.devices.Problems()) },
 			}),
 		}.Run(ctx))
 	})

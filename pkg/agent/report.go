@@ -116,6 +116,17 @@ func (a *agent) state() status.Status {
 	return s
 }
 
+// unready returns why connections fail on this node, for /readyz: some of the troubles in its status, see TestReadiness. Hooks and
+// devices are those of their monitors. Any goroutine may call it: it does not wait for the loop, which may be busy.
+func (a *agent) unready(hooks, devices []string) []string {
+	var unknown []string
+	if !a.known.Load() {
+		unknown = []string{"not all Services and endpoints are known and programmed yet"}
+	}
+
+	return slices.Concat(unknown, hooks, devices, a.model.unready())
+}
+
 // collect returns the statuses of Services that are not as they should be, and the problems. It takes many short turns.
 func (a *agent) collect(ctx context.Context) ([]reconcile.Status, map[string][]lb.Problem, error) {
 	var statuses []reconcile.Status // a step may add to it after an error
