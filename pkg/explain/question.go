@@ -124,8 +124,9 @@ func (e *Explainer) findService(text string, protocol lb.Protocol, fixed bool, w
 	byService := make(map[string][]status.Frontend)
 	for _, f := range frontends {
 		if f.Kind == lb.KindClusterIP && f.Scope == lb.Internal && f.Address.Port() != 0 {
-			full, _, _ := strings.Cut(f.Service, ":")
-			byService[full] = append(byService[full], f)
+			if full, _, _ := strings.Cut(f.Service, ":"); full != status.ProbeService.String() {
+				byService[full] = append(byService[full], f)
+			}
 		}
 	}
 	full, err := status.ServiceNamed(slices.Sorted(maps.Keys(byService)), name)

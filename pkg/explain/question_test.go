@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/pkg/reconcile"
+	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -94,6 +95,7 @@ func TestAsk(t *testing.T) {
 	}
 	add("default", "web", "10.96.0.10", "fd00:96::10", lb.ServicePort{Name: "http", Protocol: lb.TCP, Port: 80}, lb.ServicePort{Name: "dns", Protocol: lb.UDP, Port: 53})
 	add("shop", "db", "10.96.0.11", "fd00:96::11", lb.ServicePort{Protocol: lb.TCP, Port: 5432})
+	add(status.ProbeService.Namespace, status.ProbeService.Name, "10.96.0.12", "fd00:96::12", lb.ServicePort{Protocol: lb.TCP, Port: 80}) // is none of the cluster
 	lab.Must(t, writer.Apply())
 	e := New(Config{Maps: &maps.Pinned{Tables: fakes.Tables}})
 	for _, test := range []struct{ from, to, want string }{
