@@ -63,7 +63,7 @@ func (p *parser) socket(field string, values map[string]string) SocketChoice {
 func translatePod(obj *corev1.Pod) (Pod, []lb.Problem) {
 	p := &parser{object: keyOf(kindPod, &obj.ObjectMeta)}
 	pod := Pod{Namespace: p.object.namespace, Name: p.object.name, UID: string(obj.UID), Socket: p.socket("metadata.annotations", obj.Annotations)}
-	p.unknownKeys("metadata.annotations", obj.Annotations, SocketKey)
+	p.unknownKeys(&obj.ObjectMeta, SocketKey)
 	const field = "metadata.annotations[" + SocketKey + "]"
 	_, static := obj.Annotations[corev1.MirrorPodAnnotationKey]
 	switch {
@@ -81,7 +81,7 @@ func translatePod(obj *corev1.Pod) (Pod, []lb.Problem) {
 // translateNamespace reads a Namespace.
 func translateNamespace(obj *corev1.Namespace) (Namespace, []lb.Problem) {
 	p := &parser{object: keyOf(kindNamespace, &obj.ObjectMeta)}
-	p.unknownKeys("metadata.labels", obj.Labels, SocketKey)
+	p.unknownKeys(&obj.ObjectMeta, SocketKey)
 	return Namespace{Name: obj.Name, Socket: p.socket("metadata.labels", obj.Labels)}, p.problems
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -49,7 +50,7 @@ func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
 		HealthCheckNodePort: p.port("spec.healthCheckNodePort", spec.HealthCheckNodePort),
 		Ports:               p.servicePorts(spec.Ports),
 	}
-	p.unknownKeys("metadata.annotations", obj.Annotations, AlgorithmAnnotation, HealAnnotation, SocketKey)
+	p.unknownKeys(&obj.ObjectMeta, AlgorithmAnnotation, HealAnnotation, SocketKey)
 	service.ClusterIPs, service.Families = p.clusterIPs(spec)
 	if ptr.Deref(spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal {
 		service.InternalPolicy = lb.Local
@@ -141,18 +142,40 @@ func (p *parser) affinity(spec *corev1.ServiceSpec) time.Duration {
 // ourPrefix begins the keys of all annotations and labels that Sluice reads.
 const ourPrefix = "sluice-lb.io/"
 
-// unknownKeys adds a problem for each key of ours that has no effect on an object of this kind.
-func (p *parser) unknownKeys(field string, values map[string]string, known ...string) {
-	var unknown []string
-	for key := range values {
-		if strings.HasPrefix(key, ourPrefix) && !slices.Contains(known, key) {
-			unknown = append(unknown, key)
+// unknownKeys adds a problem for each key of ours that has no effect on an object of this kind: one that is not known, or
+// that is where none is read, an annotation of a Namespace or a label of another object.
+func (p *parser) unknownKeys(meta *metav1.ObjectMeta, known ...string) {
+	kind := kindText[p.object.kind]
+	read, other, is := "annotations", "labels", "an annotation"
+	values, others := meta.Annotations, meta.Labels
+	if p.object.kind == kindNamespace {
+		read, other, is = other, read, "a label"
+		values, others = others, values
+	}
+	for _, key := range ourKeys(values) {
+		if !slices.Contains(known, key) {
+			p.add("metadata."+read+"["+key+"]", "it has no effect: a %s can have %s", kind, strings.Join(known, ", "))
 		}
 	}
-	slices.Sort(unknown)
-	for _, key := range unknown {
-		p.add(field+"["+key+"]", "it has no effect: a %s can have %s", kindText[p.object.kind], strings.Join(known, ", "))
+	for _, key := range ourKeys(others) {
+		if slices.Contains(known, key) {
+			p.add("metadata."+other+"["+key+"]", "it has no effect: for a %s it is %s", kind, is)
+		} else {
+			p.add("metadata."+other+"["+key+"]", "it has no effect: a %s can have %s, as %s", kind, strings.Join(known, ", "), is)
+		}
 	}
+}
+
+// ourKeys returns the keys of ours, sorted.
+func ourKeys(values map[string]string) []string {
+	var ours []string
+	for key := range values {
+		if strings.HasPrefix(key, ourPrefix) {
+			ours = append(ours, key)
+		}
+	}
+	slices.Sort(ours)
+	return ours
 }
 
 func (p *parser) algorithm(annotations map[string]string) lb.Algorithm {

@@ -222,6 +222,10 @@ var serviceTests = []struct {
 		func(s *corev1.Service) { s.Spec.Ports[0].Protocol = "" },
 		func(*lb.Service) {}, nil,
 	}, {
+		"with labels instead of annotations",
+		func(s *corev1.Service) { s.Labels = map[string]string{"sluice-lb.io/heal": "off", "app": "web"} },
+		func(*lb.Service) {}, []string{"metadata.labels[sluice-lb.io/heal]"},
+	}, {
 		"of a protocol of the future",
 		func(s *corev1.Service) { s.Spec.Ports[0].Protocol = "QUIC" },
 		func(s *lb.Service) { s.Ports = s.Ports[:0] }, []string{"spec.ports[0].protocol"},
