@@ -145,7 +145,6 @@ func TestConnections(t *testing.T) {
 		{"--pod web-0 --state established", []string{want[0], want[2]}},
 		{"--pod shop/web-0 --service cache", want[:1]},
 		{"--pod " + webUID + " --state unconnected", want[3:4]},
-		{"--pod web", nil},
 		{"--backend " + green.IPv6.String(), want[1:2]},
 		{"--backend " + redAt + " --state connected", want[4:]},
 		{"--client " + c.Client.String(), want[2:3]},
@@ -159,11 +158,12 @@ func TestConnections(t *testing.T) {
 		})
 	}
 	for args, want := range map[string]string{
-		"--service nosuch":   `no Service is called "nosuch"`,
-		"--state estblished": `state "estblished": it is one of established, syn-sent, `,
-		"--backend red":      `backend "red": it is neither ADDRESS nor ADDRESS:PORT`,
-		"--sort size":        `--sort "size": it is one of age, backend, pod, received, `,
-		"-o xml":             `--output "xml": it is table, json or yaml`,
+		"--service nosuch":                  `no Service is called "nosuch"`,
+		"--pod web --pod-logs " + w.podLogs: `pod "web": this node has no such pod`,
+		"--state estblished":                `state "estblished": it is one of established, syn-sent, `,
+		"--backend red":                     `backend "red": it is neither ADDRESS nor ADDRESS:PORT`,
+		"--sort size":                       `--sort "size": it is one of age, backend, pod, received, `,
+		"-o xml":                            `--output "xml": it is table, json or yaml`,
 	} {
 		if _, notes, err := w.run(t, append([]string{"connections"}, strings.Fields(args)...)...); err == nil || !strings.Contains(notes, want) {
 			t.Errorf("%s: %v, %q, want %q", args, err, notes, want)
