@@ -86,6 +86,7 @@ func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 	}
 	if err == nil {
 		if err = drainFlows(cmd.Context(), cmd.OutOrStdout(), where, drain); err == nil {
+			listUnowned(cmd.OutOrStdout(), where)
 			err = datapath.Remove(where.bpfRoot)
 		}
 		err = errors.Join(err, lock.Release())
@@ -96,6 +97,26 @@ func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 	fmt.Fprintf(cmd.OutOrStdout(), "no program is attached and nothing is pinned below %s\n", where.bpfRoot)
 
 	return errors.Join(releaseKeeper(cmd.Context(), cmd.OutOrStdout(), 0), listOthers(cmd.OutOrStdout(), where))
+}
+
+// listUnowned prints which filters the cleanup detaches of which no pin is found, so that they may be another instance's.
+func listUnowned(out io.Writer, where *places) {
+	cgroupRoot, err := where.cgroup()
+	if err != nil {
+		return // listOthers prints it
+	}
+	others, err := datapath.Others(where.bpfRoot, cgroupRoot)
+	if err != nil {
+		return // listOthers returns it
+	}
+	for _, o := range others {
+		if o.BPFRoot != "" {
+			continue
+		}
+		for _, filter := range o.Filters {
+			fmt.Fprintf(out, "detaching a filter of Sluice of which no pin is found here: %s\n", filter)
+		}
+	}
 }
 
 // listOthers prints which other instances of Sluice act on this node, and returns an error if there are some. Where no

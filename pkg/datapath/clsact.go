@@ -37,8 +37,9 @@ func (d Device) isLeftOut(err error) bool {
 
 // attachFilter attaches a program as a filter, or replaces, in one step, the one that
 // an earlier agent attached. If stays returns false for the filters that run before it,
-// it is attached anew. The error wraps errNoRoom if a qdisc of another owner is in the way.
-func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string, stays func(ahead []attached) bool) error {
+// it is attached anew. The error wraps errNoRoom if a qdisc of another owner is in the way, and [ErrRunning] if there is
+// a filter of another instance whose agent runs.
+func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[int]string, stays func(ahead []attached) bool, others *takeover) error {
 	switch qdiscs[index] {
 	case "clsact":
 	case "":
@@ -52,6 +53,11 @@ func attachFilter(index int, hook deviceHook, program *ebpf.Program, qdiscs map[
 	filters, err := filtersAt(index, hook)
 	if err != nil {
 		return err
+	}
+	for _, have := range ours(filters) {
+		if o, stays := others.stays[ebpf.ProgramID(have.Id)]; stays {
+			return fmt.Errorf("a filter of another Sluice is there, pinned below %s: %w", o.BPFRoot, ErrRunning)
+		}
 	}
 	info, err := program.Info()
 	if err != nil {
@@ -165,8 +171,8 @@ func priorityFor(hook deviceHook, filters []netlink.Filter) uint16 {
 }
 
 // detachFilters detaches our filters from devices for which keep returns false, of
-// those in among, or of all if among is nil.
-func detachFilters(among map[int]bool, keep func(index int) bool) error {
+// those in among, or of all if among is nil. Filters whose programs stay, do so.
+func detachFilters(among map[int]bool, keep func(index int) bool, stays func(ebpf.ProgramID) bool) error {
 	qdiscs, err := listQdiscs()
 	if err != nil {
 		return err
@@ -176,7 +182,7 @@ func detachFilters(among map[int]bool, keep func(index int) bool) error {
 		if kind != "clsact" || keep(index) || among != nil && !among[index] {
 			continue
 		}
-		if err := removeFilters(index); err != nil && !errors.Is(err, unix.ENODEV) {
+		if err := removeFilters(index, stays); err != nil && !errors.Is(err, unix.ENODEV) {
 			errs = append(errs, fmt.Errorf("device %d: %w", index, err))
 		}
 	}
@@ -185,15 +191,15 @@ func detachFilters(among map[int]bool, keep func(index int) bool) error {
 }
 
 // removeFilters detaches our filters from one device, in the reverse order of
-// attaching, and removes the qdisc if it has no other filters.
-func removeFilters(index int) error {
+// attaching, and removes the qdisc if it has no other filters. Those whose programs stay are others'.
+func removeFilters(index int, stays func(ebpf.ProgramID) bool) error {
 	removed, left := 0, 0
 	for _, hook := range slices.Backward(deviceHooks()) {
 		filters, err := filtersAt(index, hook)
 		if err != nil {
 			return err
 		}
-		mine := ours(filters)
+		mine := slices.DeleteFunc(ours(filters), func(f *netlink.BpfFilter) bool { return stays(ebpf.ProgramID(f.Id)) })
 		for _, filter := range mine {
 			if err := removeFilter(filter); err != nil {
 				return err

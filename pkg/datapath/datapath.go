@@ -172,6 +172,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		cfg: cfg, features: features, maps: pinned, config: config, programs: programs,
 		links: &links{bpfRoot: cfg.BPFRoot, open: make(map[string]link.Link), untraced: make(map[string]error), taken: taken},
 		devices: devicePrograms{
+			taken: make(map[string]string),
 			config: bpf.DeviceConfig{
 				ScopeBySource: cfg.ScopeBySource,
 				Mark:          cfg.Mark,
@@ -297,14 +298,23 @@ func (d *Datapath) Close() error {
 
 // Remove detaches all programs and removes all pins below bpfRoot, including those
 // of other versions, and nothing else. It detaches the links of devices that are
-// pinned there, and the filters of devices in the calling thread's network namespace.
+// pinned there, and the filters of devices in the calling thread's network namespace: its
+// own, and those of which no pin is found anywhere.
 // That there is nothing to remove is not an error; that bpfRoot is not on bpffs is.
 func Remove(bpfRoot string) error {
 	if err := CheckBPFRoot(bpfRoot); err != nil {
 		return err
 	}
 
-	return errors.Join(removeRoot(bpfRoot), detachFilters(nil, func(int) bool { return false }))
+	others, err := othersByFilters(bpfRoot)
+	if err != nil {
+		return err
+	}
+	ofOthers := func(id ebpf.ProgramID) bool {
+		return slices.ContainsFunc(others, func(o Other) bool { return o.BPFRoot != "" && slices.Contains(o.programs, id) })
+	}
+
+	return errors.Join(removeRoot(bpfRoot), detachFilters(nil, func(int) bool { return false }, ofOthers))
 }
 
 // removeRoot detaches all links that are pinned below a bpf root, and removes all pins there.

@@ -105,6 +105,10 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 	if err := d.maps.CopyState(); err != nil {
 		return nil, err
 	}
+	others, err := d.beginTakeover()
+	if err != nil {
+		return nil, err
+	}
 	failed, complete := make(map[int]error), true
 	clear(d.devices.ahead)
 	d.devices.forget(devices)
@@ -113,7 +117,7 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 			if failed[device.Index] != nil {
 				continue
 			}
-			err := d.attachDevice(device, hook, qdiscs)
+			err := d.attachDevice(device, hook, qdiscs, others)
 			if err != nil && !errors.Is(err, unix.ENODEV) {
 				failed[device.Index] = fmt.Errorf("%s: %w", hook.name, err)
 				complete = complete && device.isLeftOut(err)
@@ -130,11 +134,11 @@ func (d *Datapath) AttachDevices(devices []Device) (map[int]error, error) {
 			return wanted && (by == d.Attachment() || failed[index] != nil)
 		}
 	}
-	err = errors.Join(d.links.detachDevices(keep(TCX)), d.devices.detachFilters(keep(Clsact), complete))
+	err = errors.Join(d.links.detachDevices(keep(TCX)), d.devices.detachFilters(keep(Clsact), complete, others), others.release())
 	if complete {
 		isDevice := func(kind link.Type) bool { return kind == link.TCXType }
 		d.endOthers(isDevice)
-		err = errors.Join(err, d.removeKept())
+		err = errors.Join(err, d.endTakeover(), d.removeKept())
 		if d.hooked.Load() { // otherwise hooks of another version may be at work, with the state of theirs
 			err = errors.Join(err, d.maps.EndInheriting())
 		}
@@ -174,7 +178,7 @@ func (d *Datapath) SetMasqueradePorts(ports, more bpf.PortRange) error {
 	return err
 }
 
-func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]string) error {
+func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]string, others *takeover) error {
 	programs, err := d.loadDevice(device)
 	if err != nil {
 		return err
@@ -194,7 +198,7 @@ func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]s
 	}
 	d.devices.filtered[device.Index] = true
 
-	return attachFilter(device.Index, hook, hook.program(programs), qdiscs, stays)
+	return attachFilter(device.Index, hook, hook.program(programs), qdiscs, stays, others)
 }
 
 // devicePrograms are the programs of devices, a pair for each configuration, which are loaded
@@ -202,8 +206,9 @@ func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]s
 type devicePrograms struct {
 	config   bpf.DeviceConfig // of all devices, without what depends on the device
 	loaded   map[bpf.DeviceConfig]*bpf.DevicePrograms
-	filtered map[int]bool // devices that may have a filter of ours, by index
-	swept    bool         // no other device has one
+	filtered map[int]bool      // devices that may have a filter of ours, by index
+	swept    bool              // no other device has one
+	taken    map[string]string // what to note of other instances whose filters are replaced, by their bpf roots
 
 	ahead     map[position][]attached              // programs that run before ours
 	overtaken map[position]map[ebpf.ProgramID]bool // programs that did, see stays
@@ -213,15 +218,15 @@ type devicePrograms struct {
 
 // detachFilters detaches our filters from devices for which keep returns false: at
 // first from any device, since an earlier agent may have left some, and once that
-// was complete, from those to which this process attached them.
-func (p *devicePrograms) detachFilters(keep func(int) bool, full bool) error {
+// was complete, from those to which this process attached them. Those that others keep stay.
+func (p *devicePrograms) detachFilters(keep func(int) bool, full bool, others *takeover) error {
 	among := p.filtered
 	if !p.swept {
 		among = nil
 	} else if len(among) == 0 {
 		return nil
 	}
-	if err := detachFilters(among, keep); err != nil {
+	if err := detachFilters(among, keep, others.keeps); err != nil {
 		return err
 	}
 	maps.DeleteFunc(p.filtered, func(index int, _ bool) bool { return !keep(index) })

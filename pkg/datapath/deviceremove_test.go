@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -68,6 +69,9 @@ func TestFilterOfAnotherBuild(t *testing.T) {
 	p.attach(p.device())
 	if names := p.filterNames(); !slices.Equal(names, []string{"sluice_ingress", "sluice_egress"}) {
 		t.Errorf("filters are %v", names)
+	}
+	if taken := p.TakenOver(); len(taken) != 1 || !strings.HasPrefix(taken[0], "detached ") || !strings.Contains(taken[0], "eth0 ingress") {
+		t.Errorf("taken over is %q, want the filter, of which no pin is found", taken)
 	}
 	p.wantCounts(false, old)
 	p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)

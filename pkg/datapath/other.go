@@ -23,26 +23,40 @@ import (
 )
 
 // Other is another instance of Sluice: its programs act on sockets of the cgroup root, or at devices of this network
-// namespace, and their links are not pinned below our bpf root. They look up maps that our agent does not fill.
+// namespace, and neither their links nor, of filters, they or their maps are pinned below our bpf root. They look up
+// maps that our agent does not fill.
 type Other struct {
-	// BPFRoot is where its links are pinned, empty if no bpffs that is mounted here has a pin of them. Such an instance
-	// is alive: a process holds its links, or they are pinned in a bpffs of another container or node.
+	// BPFRoot is where its pins are, empty if no bpffs that is mounted here has any. Links of such an instance are alive:
+	// a process holds them, or they are pinned in a bpffs of another container or node. Filters stay without either.
 	BPFRoot string `json:"bpfRoot,omitempty"`
 	// Hooks are where it is attached, as "connect4" or "eth0 ingress".
 	Hooks []string `json:"hooks"`
 	// Links are the links, by their numbers in the kernel.
 	Links []uint32 `json:"links"`
+	// Filters are those of clsact, as tc names them: "dev eth0 ingress pref 1 handle 0x51ce bpf".
+	Filters []string `json:"filters,omitempty"`
+
+	programs []ebpf.ProgramID // of the filters
 }
 
 // String says whose programs they are, and where they are attached.
 func (o Other) String() string {
 	whose := "another Sluice, pinned below " + o.BPFRoot
 	if o.BPFRoot == "" {
-		whose = "another Sluice that runs elsewhere (no pin of it is found here)"
+		whose = "another Sluice of which no pin is found here"
+		if len(o.Links) > 0 {
+			whose += ", so it runs elsewhere"
+		}
 	}
-	numbers := strings.Trim(fmt.Sprint(o.Links), "[]")
+	var by []string
+	if len(o.Links) > 0 {
+		by = append(by, "links "+strings.Trim(fmt.Sprint(o.Links), "[]"))
+	}
+	if len(o.Filters) > 0 {
+		by = append(by, fmt.Sprintf("%d filters", len(o.Filters)))
+	}
 
-	return fmt.Sprintf("programs of %s, at %s (links %s)", whose, strings.Join(o.Hooks, ", "), numbers)
+	return fmt.Sprintf("programs of %s, at %s (%s)", whose, strings.Join(o.Hooks, ", "), strings.Join(by, ", "))
 }
 
 // Others returns the other instances that act on the sockets of a cgroup, or at the devices of the calling thread's
@@ -52,14 +66,46 @@ func Others(bpfRoot, cgroupRoot string) ([]Other, error) {
 	if err != nil {
 		return nil, err
 	}
+	byLinks, err := findOthers(cgroupRoot, func(id link.ID) bool { return slices.Contains(own, id) })
+	if err != nil {
+		return nil, err
+	}
+	byFilters, err := othersByFilters(bpfRoot)
 
-	return findOthers(cgroupRoot, func(id link.ID) bool { return slices.Contains(own, id) })
+	return merge(byLinks, byFilters), err
 }
 
 // Others is [Others], for which links that are open and not pinned are this instance's as well.
-func (d *Datapath) Others() ([]Other, error) { return d.links.others(d.cfg.CgroupRoot) }
+func (d *Datapath) Others() ([]Other, error) {
+	byLinks, err := d.links.others(d.cfg.CgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	byFilters, err := d.othersByFilters()
 
-// others is [Datapath.Others]. While it looks, no link is attached that has no pin yet.
+	return merge(byLinks, byFilters), err
+}
+
+// merge returns the instances of two lists, each once, sorted by their bpf roots.
+func merge(all, more []Other) []Other {
+	for _, o := range more {
+		at := slices.IndexFunc(all, func(have Other) bool { return have.BPFRoot == o.BPFRoot })
+		if at < 0 {
+			all = append(all, o)
+
+			continue
+		}
+		have := &all[at]
+		have.Hooks = append(have.Hooks, o.Hooks...)
+		slices.Sort(have.Hooks)
+		have.Filters, have.programs = o.Filters, o.programs
+	}
+	slices.SortFunc(all, func(a, b Other) int { return cmp.Compare(a.BPFRoot, b.BPFRoot) })
+
+	return all
+}
+
+// others returns the instances that act by links. While it looks, no link is attached that has no pin yet.
 func (ls *links) others(cgroupRoot string) ([]Other, error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -119,7 +165,6 @@ func findOthers(cgroupRoot string, isOwn func(link.ID) bool) ([]Other, error) {
 		slices.Sort(o.Hooks)
 		slices.Sort(o.Links)
 	}
-	slices.SortFunc(all, func(a, b Other) int { return cmp.Compare(a.BPFRoot, b.BPFRoot) })
 
 	return all, nil
 }
@@ -184,35 +229,51 @@ func isFolder(path string) bool {
 
 // rootsOf returns the bpf roots below which these links are pinned, in any bpffs that is mounted here.
 func rootsOf(hooks map[link.ID]string) (map[link.ID]string, error) {
+	roots := make(map[link.ID]string)
+	err := eachFolder(filepath.Base(linkDir("")), func(root string) error {
+		ids, err := pinnedLinks(root)
+		if err != nil {
+			return nil // pins of others
+		}
+		for _, id := range ids {
+			if _, known := roots[id]; !known && hooks[id] != "" {
+				roots[id] = root
+			}
+		}
+
+		return nil
+	})
+
+	return roots, err
+}
+
+// eachFolder calls f for every folder, in any bpffs that is mounted here, that has a folder whose name matches a
+// pattern.
+func eachFolder(pattern string, f func(path string) error) error {
 	mounts, err := mountPoints("bpf")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	roots := make(map[link.ID]string)
 	for _, mount := range mounts {
 		err := filepath.WalkDir(mount.Mountpoint, func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || !entry.IsDir() || entry.Name() != filepath.Base(linkDir("")) {
+			if err != nil || !entry.IsDir() {
 				return nil // a folder of others that has just gone, for one
 			}
-			root := filepath.Dir(path)
-			ids, err := pinnedLinks(root)
-			if err != nil {
-				return nil // pins of others
+			if matches, err := filepath.Match(pattern, entry.Name()); err != nil || !matches {
+				return err
 			}
-			for _, id := range ids {
-				if _, known := roots[id]; !known && hooks[id] != "" {
-					roots[id] = root
-				}
+			if err := f(filepath.Dir(path)); err != nil {
+				return err
 			}
 
 			return fs.SkipDir
 		})
 		if err != nil {
-			return nil, fmt.Errorf("pins below %s: %w", mount.Mountpoint, err)
+			return fmt.Errorf("pins below %s: %w", mount.Mountpoint, err)
 		}
 	}
 
-	return roots, nil
+	return nil
 }
 
 // A link that is being created cannot be opened yet: it is tried again after a pause, so often for all links of a list.
@@ -239,7 +300,7 @@ func eachLink(f func(*link.Info) bool) error {
 			time.Sleep(linkPause)
 			l, err = link.NewFromID(id)
 		}
-		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		if tooManyFiles(err) {
 			return fmt.Errorf("link %d: %w", id, err) // so would be all that follow
 		}
 		if err != nil {
@@ -359,6 +420,7 @@ func (d *Datapath) endOthers(matches func(link.Type) bool) {
 	for _, o := range others {
 		err := d.endOther(o, matches)
 		switch {
+		case o.BPFRoot == "" && len(o.Links) == 0: // filters, which AttachDevices replaces
 		case o.BPFRoot == "":
 			d.links.noteOnce("left attached: " + o.String())
 		case errors.Is(err, ErrRunning):
@@ -381,6 +443,15 @@ func (d *Datapath) endOther(o Other, matches func(link.Type) bool) (err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Release()) }()
 	left, ended := 0, 0
+	if len(o.Filters) > 0 && matches(link.TCXType) {
+		err := detachFilters(nil, func(int) bool { return false }, func(id ebpf.ProgramID) bool { return !slices.Contains(o.programs, id) })
+		if err != nil {
+			return err
+		}
+		ended += len(o.Filters)
+	} else {
+		left += len(o.Filters)
+	}
 	// From the last that was attached to the first: hooks of requests before those that translate their answers.
 	for _, id := range slices.Backward(o.Links) {
 		l, err := link.NewFromID(link.ID(id))

@@ -148,38 +148,92 @@ func TestAnotherInstanceWithoutPins(t *testing.T) {
 	}
 }
 
-// At a device, the programs of another instance are detached as well, and those at a device of another network
-// namespace, which may have the same number, are not.
+// At a device, an agent takes over the programs of another instance that has ended, and leaves those at a device of
+// another network namespace, which may have the same number.
 func TestAnotherInstanceAtDevices(t *testing.T) {
-	p := newPort(t, TCX)
-	p.attach(p.device())
-	other := newPort(t, TCX)
-	other.attach(other.device())
-	lab.Must(t, p.Close())
+	eachAttachment(t, func(t *testing.T, by Attachment) {
+		p := newPort(t, by)
+		p.attach(p.device())
+		other := newPort(t, by)
+		other.attach(other.device())
+		lab.Must(t, p.Close())
 
-	before := p.cfg.BPFRoot
-	p.cfg.BPFRoot = lab.MustBPFRoot(t)
-	p.cfg.CgroupRoot = lab.MustCgroup(t, "next").Path()
-	t.Cleanup(func() { lab.MustDo(t, p.node, func() error { return Remove(p.cfg.BPFRoot) }) })
-	lab.MustDo(t, p.node, func() error {
-		others, err := Others(p.cfg.BPFRoot, p.cfg.CgroupRoot)
-		if len(others) != 1 || others[0].BPFRoot != before || !slices.Equal(others[0].Hooks, []string{"eth0 egress", "eth0 ingress"}) {
-			t.Errorf("others are %v, want those below %s at eth0", others, before)
-		}
+		before := p.cfg.BPFRoot
+		p.moveElsewhere()
+		lab.MustDo(t, p.node, func() error {
+			others, err := Others(p.cfg.BPFRoot, p.cfg.CgroupRoot)
+			if len(others) != 1 || others[0].BPFRoot != before || !slices.Equal(others[0].Hooks, []string{"eth0 egress", "eth0 ingress"}) {
+				t.Errorf("others are %v, want those below %s at eth0", others, before)
+			}
 
-		return err
+			return err
+		})
+		p.open(by)
+		p.attach(p.device())
+		p.wantState("eth0", by, "")
+		p.wantPrograms(1)
+		other.wantState("eth0", by, "")
 	})
-	p.open(TCX)
-	p.attach(p.device())
-	p.wantState("eth0", TCX, "")
-	lab.MustDo(t, p.node, func() error {
+}
+
+// The programs at devices of an instance whose agent runs stay, whatever another agent or a cleanup does. The other
+// agent names it, and takes its place when it has ended.
+func TestAnotherInstanceKeepsItsDevices(t *testing.T) {
+	eachAttachment(t, func(t *testing.T, by Attachment) {
+		p := newPort(t, by)
+		next := *p // before p attaches
+		next.ours = nil
+		next.moveElsewhere()
+		next.open(by)
+		p.attach(p.device())
+		lock, err := LockMaps(p.cfg.BPFRoot)
+		lab.Must(t, err)
+
+		for range 2 {
+			failed := next.tryAttach(next.device())[p.index]
+			if by == Clsact && (!errors.Is(failed, ErrRunning) || !strings.Contains(failed.Error(), p.cfg.BPFRoot)) {
+				t.Errorf("beside an agent: %v, want %v that names %s", failed, ErrRunning, p.cfg.BPFRoot)
+			}
+			next.tryAttach()
+		}
+		if noted := next.TakenOver(); len(noted) != 1 || !strings.HasPrefix(noted[0], "not ended: ") || !strings.Contains(noted[0], p.cfg.BPFRoot) {
+			t.Errorf("beside an agent, attaching notes %q, want once that those below %s are not ended", noted, p.cfg.BPFRoot)
+		}
+		lab.MustDo(t, p.node, func() error { return Remove(lab.MustBPFRoot(t)) })
+		p.wantState("eth0", by, "")
+		p.wantCounts(true, p.ours[0].ingress, p.ours[0].egress)
+
+		lab.Must(t, lock.Release())
+		next.attach(next.device())
+		next.wantPrograms(1)
+		next.wantCounts(true, next.ours[0].ingress, next.ours[0].egress)
+		if taken := next.TakenOver(); len(taken) != 1 || !strings.HasPrefix(taken[0], "detached ") || !strings.Contains(taken[0], p.cfg.BPFRoot) {
+			t.Errorf("taken over is %q", taken)
+		}
+		if folders, err := maps.Folders(p.cfg.BPFRoot); err != nil || len(folders) > 0 {
+			t.Errorf("of the other instance, %v is left, %v", folders, err)
+		}
+	})
+}
+
+// moveElsewhere gives the next agent another bpf root and another cgroup.
+func (p *port) moveElsewhere() {
+	p.t.Helper()
+	root := lab.MustBPFRoot(p.t)
+	p.cfg.BPFRoot, p.cfg.CgroupRoot = root, lab.MustCgroup(p.t, "next").Path()
+	p.t.Cleanup(func() { lab.MustDo(p.t, p.node, func() error { return Remove(root) }) })
+}
+
+// wantPrograms fails the test unless so many programs of Sluice are at each hook of the port.
+func (p *port) wantPrograms(want int) {
+	p.t.Helper()
+	lab.MustDo(p.t, p.node, func() error {
 		for _, hook := range deviceHooks() {
-			if n := programsAt(t, p.index, hook, TCX); n != 1 {
-				t.Errorf("%d programs at %s, want 1", n, hook.name)
+			if n := programsAt(p.t, p.index, hook, p.cfg.Attachment); n != want {
+				p.t.Errorf("%d programs at %s, want %d", n, hook.name, want)
 			}
 		}
 
 		return nil
 	})
-	other.wantState("eth0", TCX, "")
 }

@@ -2,8 +2,11 @@ package datapath
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -114,9 +117,24 @@ func (p *port) count(device Device) *counters {
 	lab.Must(p.t, err)
 	egress, err := c.egress.program.Clone()
 	lab.Must(p.t, err)
-	p.devices.loaded[p.devices.configOf(device)] = &bpf.DevicePrograms{Ingress: ingress, Egress: egress} // Close closes them
+	p.devices.loaded[p.devices.configOf(device)] = &bpf.DevicePrograms{ // Close closes them
+		Ingress: ingress, Egress: egress, Kept: []string{p.keep(c.ingress), p.keep(c.egress)},
+	}
 
 	return c
+}
+
+// keep pins a program as those of an agent are pinned, and returns the pin.
+func (p *port) keep(c *counter) string {
+	p.t.Helper()
+	info, err := c.program.Info()
+	lab.Must(p.t, err)
+	id, _ := info.ID()
+	lab.Must(p.t, os.MkdirAll(programDir(p.cfg.BPFRoot), 0o700))
+	pin := filepath.Join(programDir(p.cfg.BPFRoot), fmt.Sprintf("%s_%d", info.Name, id))
+	lab.Must(p.t, c.program.Pin(pin))
+
+	return pin
 }
 
 func (p *port) indexOf(device string) int {
