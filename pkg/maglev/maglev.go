@@ -107,19 +107,21 @@ var Sizes = []int{251, 509, 1021, 2039, 4093, 8191, 16381}
 // DefaultSize is the usual size where no other one is wanted.
 const DefaultSize = 16381
 
-// LargeSize is the size for more backends than a quarter of the usual size.
+// LargeSize is the size for more backends than have four entries each in a table of [DefaultSize].
 const LargeSize = 65521
 
 // Size returns the number of entries in the table of so many backends: one for one, the usual size
-// for as many as have four entries each in it, and [LargeSize] for more. It is the same for all
-// numbers that a Service usually goes through, so that few entries of other backends change whenever
-// a backend comes or goes.
+// for as many as have four entries each in it, and [DefaultSize] or [LargeSize] for more. It is the
+// same for all numbers that a Service usually goes through, so that few entries of other backends
+// change whenever a backend comes or goes.
 func Size(backends, usual int) int {
 	switch {
 	case backends <= 1:
 		return max(backends, 0)
 	case backends <= usual/4:
 		return usual
+	case backends <= DefaultSize/4:
+		return DefaultSize
 	default:
 		return LargeSize
 	}

@@ -61,11 +61,15 @@ func TestGolden(t *testing.T) {
 }
 
 func TestSize(t *testing.T) {
-	for _, test := range []struct{ backends, size int }{
-		{-1, 0}, {0, 0}, {1, 1}, {2, 16381}, {109, 16381}, {4095, 16381}, {4096, 65521}, {100000, 65521},
+	for _, test := range []struct{ usual, backends, size int }{
+		{16381, -1, 0}, {16381, 0, 0}, {16381, 1, 1}, {16381, 2, 16381}, {16381, 109, 16381}, {16381, 4095, 16381},
+		{16381, 4096, 65521}, {16381, 100000, 65521},
+		{251, 1, 1}, {251, 2, 251}, {251, 62, 251}, {251, 63, 16381}, {251, 4095, 16381}, {251, 4096, 65521},
+		{1021, 255, 1021}, {1021, 256, 16381}, {1021, 4096, 65521},
+		{8191, 2047, 8191}, {8191, 2048, 16381}, {8191, 4096, 65521},
 	} {
-		if size := Size(test.backends, DefaultSize); size != test.size {
-			t.Errorf("%d backends have a table of %d, want %d", test.backends, size, test.size)
+		if size := Size(test.backends, test.usual); size != test.size {
+			t.Errorf("where %d is usual, %d backends have a table of %d, want %d", test.usual, test.backends, size, test.size)
 		}
 	}
 }
