@@ -100,7 +100,7 @@ func (o *history) begin() {
 	if err != nil {
 		o.t.Fatal(err)
 	}
-	o.r = r
+	o.r, o.checker.owners.writer = r, r
 	if o.chance(80) {
 		o.r.backendPlaces.spare, o.r.portPlaces.spare = 0, 0
 	}

@@ -14,6 +14,7 @@ type owners struct {
 	pruned bool // a claim that is made now is later than all others
 	claims map[claim]*ownedClaim
 	leads  map[maps.FrontendKey]lb.ServiceName
+	writer *Reconciler // it may be behind what was Set: it writes an earlier Service of the same name then
 }
 
 type claim struct {
@@ -62,6 +63,13 @@ func (o *owners) restart() {
 	}
 }
 
+// isWritten reports whether what is written of a Service is that of this creation.
+func (o *owners) isWritten(name lb.ServiceName, created time.Time) bool {
+	svc := o.writer.services[name]
+
+	return svc != nil && svc.plan.claimant != nil && svc.plan.claimant.Created.Equal(created)
+}
+
 // check records where the maps lead now. It fails the test if a Service has lost a frontend to one whose claim is of
 // the same kind or a worse one.
 func (g *checker) checkOwners() {
@@ -84,7 +92,7 @@ func (g *checker) checkOwners() {
 			g.fail("frontend %s was %s's, and is %s's by a later claim", modelKey(key), former, owner)
 		}
 		if now != nil {
-			now.inUse = g.owners.pruned
+			now.inUse = g.owners.pruned && g.owners.isWritten(owner, now.created)
 		}
 	}
 	g.owners.leads = leads
