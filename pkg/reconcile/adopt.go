@@ -50,6 +50,8 @@ func (r *Reconciler) adopt() error {
 			r.backendPlaces.setGeneration(place, uint8(maps.Generation(v.Id)))
 			p := a.portOf(v.ServicePortId)
 			p.backends = append(p.backends, v.Id)
+		} else if place != 0 && v.Id == 0 && maps.Index(v.ServicePortId) != 0 {
+			r.adoptDeparted(place, v)
 		}
 	}
 	if err := r.sourceRanges.adopt(); err != nil {
@@ -235,6 +237,10 @@ func (r *adoption) freeUnused() {
 	})
 	pools := r.poolPlaces.adopt(len(r.pools.have), func(place uint32) bool { return r.poolsByID[place] != nil })
 	backends := r.backendPlaces.adopt(len(r.backends.have), r.isBackend)
+	left := make(map[uint32]*departure)
+	for _, of := range r.departed.ids {
+		left[maps.Index(of.id)] = of
+	}
 	used := make(map[uint32]bool)
 	portEnd := 1
 	for id := range r.ports {
@@ -255,8 +261,11 @@ func (r *adoption) freeUnused() {
 		for _, place := range pools {
 			errs = append(errs, r.pools.clear(place, maps.Pool{}))
 		}
+		backends := slices.DeleteFunc(slices.Clone(backends), func(place uint32) bool { return left[place] != nil && left[place].back })
 		for _, place := range backends {
-			errs = append(errs, r.backends.clear(place, maps.Backend{Reserved: uint16(r.backendPlaces.generation(place))}))
+			if left[place] == nil {
+				errs = append(errs, r.backends.clear(place, maps.Backend{Reserved: uint16(r.backendPlaces.generation(place))}))
+			}
 		}
 		if err := errors.Join(errs...); err != nil {
 			return err
@@ -267,6 +276,11 @@ func (r *adoption) freeUnused() {
 		r.frontendPlaces.give(frontends...)
 		r.poolPlaces.give(pools...)
 		r.backendPlaces.give(backends...)
+		for _, place := range backends {
+			if left[place] != nil {
+				left[place].freed = true
+			}
+		}
 		r.portPlaces.give(ports...)
 		for _, hole := range holes {
 			r.spans.give(hole)

@@ -11,7 +11,7 @@ const memory = 5 * time.Minute
 
 // departed remembers backends that are gone, until their places are given to others. An endpoint that comes
 // back gets the id that it had: the connections that live count for it, as do its health and the clients that
-// stay with it.
+// stay with it. The free places of the map have all that the next agent needs to remember, too.
 type departed struct {
 	ids    map[backendKey]*departure
 	places map[uint32]backendKey
@@ -37,6 +37,9 @@ func newDeparted() departed {
 
 // leave records that a backend is gone.
 func (d departed) leave(key backendKey, id uint32, now time.Time) *departure {
+	if was := d.ids[key]; was != nil {
+		delete(d.places, maps.Index(was.id))
+	}
 	left := &departure{id: id, at: now}
 	d.ids[key], d.places[maps.Index(id)] = left, key
 
@@ -61,6 +64,8 @@ func (r *Reconciler) takeBackend(key backendKey) (id uint32, err error) {
 			left.back = true
 			if left.freed {
 				r.backendPlaces.reclaim(left.id)
+			} else {
+				r.backendPlaces.setGeneration(place, uint8(maps.Generation(left.id))) // an adopted place has the next one
 			}
 
 			return left.id, nil
@@ -81,19 +86,25 @@ func (r *Reconciler) takeBackend(key backendKey) (id uint32, err error) {
 }
 
 // freeBackend frees the place of a backend whose id is not in the maps, after a grace period and unless the
-// endpoint is back then. The generation stays in the map, for the next agent.
+// endpoint is back then. Its address and the next generation stay in the map, for the next agent.
 func (r *Reconciler) freeBackend(key backendKey, id uint32) {
 	left, place := r.departed.leave(key, id, r.now()), maps.Index(id)
 	r.afterGrace(func() error {
 		if left.back {
 			return nil
 		}
-		if err := r.backends.put(place, maps.Backend{Reserved: uint16(r.backendPlaces.generation(place)) + 1}); err != nil {
-			return err
-		}
 		r.backendPlaces.give(place)
 		left.freed = true
 
 		return nil
 	})
+}
+
+// adoptDeparted remembers the backend that is gone from a free place of the map. Of several places of one endpoint, that
+// with connections counts.
+func (r *Reconciler) adoptDeparted(place uint32, v maps.Backend) {
+	key := backendKey{v.ServicePortId, endpoint{v.Addr, maps.Port(v.Port)}}
+	if was := r.departed.ids[key]; was == nil || !r.backendPlaces.busy(maps.Index(was.id)) {
+		r.departed.leave(key, maps.ID(place, uint32(uint8(v.Reserved-1))), r.now())
+	}
 }

@@ -25,10 +25,20 @@ func TestBackendComesBack(t *testing.T) {
 		{"several times", 100, []step{{"want", one}, {"wait 3s"}, {"want", both}, {"want", one}, {"wait 3s"}, {"want", both}}, true},
 		{"after an hour", 0, []step{{"want", one}, {"wait 1s"}, {"wait 1h"}, {"want", both}}, false},
 		{"after an hour, with connections", 1, []step{{"want", one}, {"wait 1s"}, {"wait 1h"}, {"want", both}}, true},
+		{"after a restart", 0, []step{{"want", one}, {"wait 3s"}, {"restart"}, {"want", both}}, true},
+		{"after a restart, with connections", 100, []step{{"want", one}, {"wait 3s"}, {"restart"}, {"want", both}}, true},
+		{"a while after a restart", 100, []step{{"want", one}, {"wait 3s"}, {"restart"}, {"want", one}, {"wait 3s"}, {"want", both}}, true},
+		{"after two restarts", 100, []step{{"want", one}, {"wait 3s"}, {"restart"}, {"want", one}, {"wait 3s"}, {"restart"}, {"want", both}}, true},
+		{"after an upgrade", 100, []step{{"want", one}, {"wait 3s"}, {"upgrade"}, {"want", one}, {"wait 3s"}, {"want", both}}, true},
+		{"an hour after a restart", 0, []step{{"want", one}, {"wait 3s"}, {"restart"}, {"want", one}, {"wait 1s"}, {"wait 1h"}, {"want", both}}, false},
+		{"after an hour, and a restart meanwhile, with connections", 1, []step{
+			{"want", one}, {"wait 3s"}, {"restart"}, {"want", one}, {"wait 1s"}, {"wait 1h"}, {"want", both},
+		}, true},
 		{"as a backend of another Service", 100, []step{{"want", "service default/other\n" + both}, {"wait 3s"}}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := &script{t: t, tables: fakeTables(t, defaultCapacities), clock: newTestClock()}
+			create := func() maps.Tables { return fakeTables(t, defaultCapacities) }
+			s := &script{t: t, tables: create(), create: create, clock: newTestClock()}
 			s.restart()
 			backend := func() (uint32, maps.Backend) {
 				t.Helper()

@@ -278,7 +278,7 @@ func (r *Reconciler) sweepBackends(p *port) {
 		place := maps.Index(id)
 		v := r.backends.at(place)
 		cleared := v
-		cleared.Id = 0
+		cleared.Id, cleared.Reserved = 0, uint16(maps.Generation(id))+1
 		if err := r.backends.clear(place, cleared); err != nil {
 			p.svc.fail("backend "+v.AddrPort().String(), err)
 			kept = append(kept, id)

@@ -29,7 +29,7 @@ unless all of its endpoints are API servers: with kube-proxy, who may write Serv
 
 ## Session affinity
 
-An endpoint that comes back within five minutes, or while connections to it live, is the backend that it was: its clients go there again, unless they have got another one meanwhile.
+An endpoint that comes back within five minutes, or while connections to it live, is the backend that it was, also if the agent restarts meanwhile: its clients go there again, unless they have got another one meanwhile.
 kube-proxy forgets the clients of an endpoint when it leaves (` + "`test/conformance.TestAffinityOfLeavingBackends`" + `).
 
 A client is its address, as in kube-proxy. At sockets the kernel has not chosen it yet: one that is bound to none has the first global address of its pod, and on the node, also with ` + "`hostNetwork`" + `,
