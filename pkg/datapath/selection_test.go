@@ -3,7 +3,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -129,12 +128,20 @@ func TestIdleBesideBusy(t *testing.T) {
 func TestFairAtSockets(t *testing.T) {
 	w := newWorld(t)
 	caller := w.pod(t)
-	lo, err := w.client.Netlink().LinkByName("lo")
-	lab.Must(t, err)
-	_, clients, err := net.ParseCIDR("10.78.0.0/16") // as which any socket of the pod may connect
-	lab.Must(t, err)
-	lab.Must(t, w.client.Netlink().RouteAdd(&netlink.Route{Dst: clients, LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST}))
-	const backends, flows = 5, 150
+	// Each device has few addresses, or any address would be one of the pod.
+	const backends, flows, ofDevice = 5, 150, 14
+	const client4, client6 = "10.78.7.%d", "fd00:78::%d"
+	for i := range flows {
+		device := fmt.Sprintf("clients%d", i/ofDevice)
+		if i%ofDevice == 0 {
+			bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: device}}
+			lab.Must(t, w.client.Netlink().LinkAdd(bridge), w.client.Netlink().LinkSetUp(bridge))
+		}
+		for _, client := range []string{client4, client6} {
+			ip := netip.MustParseAddr(fmt.Sprintf(client, 1+i))
+			lab.Must(t, w.client.AddAddress(device, netip.PrefixFrom(ip, ip.BitLen())))
+		}
+	}
 	for n, row := range []struct {
 		name      string
 		algorithm uint8
@@ -148,8 +155,8 @@ func TestFairAtSockets(t *testing.T) {
 		{"maglev", maps.AlgorithmMaglev, false, false},
 	} {
 		for _, f := range []struct{ name, network, vip, client, backend string }{
-			{"IPv4", "udp4", "10.97.%d.%d:53", "10.78.7.%d:0", "10.250.0.%d:53"},
-			{"IPv6", "udp6", "[fd00:97:%d::%d]:53", "[fd00:78::%d]:0", "[fd00:250::%d]:53"},
+			{"IPv4", "udp4", "10.97.%d.%d:53", client4 + ":0", "10.250.0.%d:53"},
+			{"IPv6", "udp6", "[fd00:97:%d::%d]:53", "[" + client6 + "]:0", "[fd00:250::%d]:53"},
 		} {
 			t.Run(row.name+", "+f.name, func(t *testing.T) {
 				s := service{proto: "udp", algorithm: row.algorithm}
@@ -200,7 +207,7 @@ func (w *world) connectedFrom(t testing.TB, client *lab.Caller, network, from, a
 	socket := mustSocket(t, client, network)
 	defer socket.Close()
 	if from != "" {
-		lab.Must(t, socket.SetOption(unix.SOL_IP, unix.IP_FREEBIND, 1), socket.Bind(from))
+		lab.Must(t, socket.Bind(from))
 	}
 	lab.Must(t, socket.Connect(at))
 

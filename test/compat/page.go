@@ -32,7 +32,7 @@ unless all of its endpoints are API servers: with kube-proxy, who may write Serv
 An endpoint that comes back within five minutes, or while connections to it live, is the backend that it was, also if the agent restarts meanwhile: its clients go there again, unless they have got another one meanwhile.
 kube-proxy forgets the clients of an endpoint when it leaves (` + "`test/conformance.TestAffinityOfLeavingBackends`" + `).
 
-A client is its address, as in kube-proxy. At sockets the kernel has not chosen it yet: one that is bound to none has the first global address of its pod, and on the node, also with ` + "`hostNetwork`" + `,
+A client is its address, as in kube-proxy. At sockets the kernel has not chosen it yet: one that is bound to none that a device of its network namespace has (` + "`IP_FREEBIND`" + `, ` + "`ip route add local`" + ` in a pod) has the first global address of its pod, and on the node, also with ` + "`hostNetwork`" + `,
 the Node's primary one of the family (` + "`pkg/datapath.TestClientIsItsAddress`" + `). kube-proxy sees the address that the route to the Service leads to.
 
 ## Services of other proxies
