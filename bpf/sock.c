@@ -452,7 +452,7 @@ int sluice_release(struct bpf_sock *ctx)
 				       state->since, now);
 		return 1;
 	}
-	/* A socket that is connected no more may have received from anybody. */
+	/* A socket that is connected no more may have received from any peer. */
 	if (now && !state->answered && ctx->state == BPF_TCP_ESTABLISHED) {
 		/* The context of this hook is the socket. */
 		if (elapsed(now, state->since) < MAX_ANSWER_AGE)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What a SYN at a device shows of a backend that does not answer it. Anybody can send one that the backend
+ * What a SYN at a device shows of a backend that does not answer it. Any host can send one that the backend
  * has to ignore: some of these are known here, and of the others those that come from near each other
  * count as one client.
  */

@@ -11,7 +11,7 @@ import (
 )
 
 // An answer promises no more than was looked at: a rule at a hook that is not judged drops every packet, which is not found,
-// and the answer has that nobody looked there.
+// and the answer says that it did not look there.
 func TestNotLookedAt(t *testing.T) {
 	ns, other := lab.MustNamespace(t, "beyond"), lab.MustNamespace(t, "other")
 	lab.MustVeth(t, lab.End{Namespace: ns, Device: "lan0", Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.1/24")}},

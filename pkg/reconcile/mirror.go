@@ -54,7 +54,7 @@ func (t *table[K, V]) counters() (Writes, Fill) {
 }
 
 // reserved is the part of a map, one in so many, that frontends at external addresses leave to all others: they
-// can be made in masses, by anybody who has a Service.
+// can be made in masses, by any tenant who has a Service.
 const reserved = 4
 
 // admitExternal returns why there is no room for an entry of an external address, or nil. The error wraps

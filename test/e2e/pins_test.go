@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
-// The pins are removed under a running agent, which is killed three seconds later: no client notices, the agent has pinned
-// again and reports it. The next agent finds all that the first one had: connections by devices
-// that are older than the loss go on.
+// The pins are removed under a running agent, which makes them again before its next check, reports that, and is then
+// killed: no client notices. The next agent finds all that the first one had: connections by devices that are older
+// than the loss go on.
 //
 //	pod, node-1 ────── web:80 ─────┬─ pod-1-0
 //	node-2 ── node port of node-1 ─┴─ pod-2-0
