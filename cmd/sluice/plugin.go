@@ -187,6 +187,14 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 		return fmt.Errorf("--kill: nodes cannot ask you: look at what the same without --kill lists on %d nodes, then add --yes", len(nodes))
 	}
 	format := cmd.Flag("output").Value.String()
+	if file := cmd.Flags().Lookup("filename"); file != nil && file.Changed { // which nodes do not have
+		if p.cluster.Input, err = readInput(cmd, file.Value.String()); err != nil {
+			return err
+		}
+		if err := file.Value.Set("-"); err != nil {
+			return err
+		}
+	}
 	words = slices.Concat([]string{verb.Name()}, words, flagWords(cmd))
 	interval, err := cmd.Flags().GetDuration("interval")
 	if err == nil {

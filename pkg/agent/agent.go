@@ -419,6 +419,7 @@ func (a *agent) newStatusServer(dp *datapath.Datapath, m monitors, started time.
 			return s, err
 		},
 		Model:    a.services,
+		Try:      a.try,
 		Datapath: dp, Hooks: m.hooks, Devices: m.devices, Flows: m.flows.Status,
 	}
 }

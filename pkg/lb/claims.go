@@ -161,5 +161,12 @@ func (c *Claims[K]) Remove(s *Claimant, key K) {
 // Owner returns the Service that owns a frontend, or nil if none claims it.
 func (c *Claims[K]) Owner(key K) *Claimant { return c.first[key].Claimant }
 
+// Yields reports whether the owner of a frontend would lose it to another Service that claims it with an address of this kind.
+func (c *Claims[K]) Yields(key K, kind Kind) bool {
+	owner, claimed := c.first[key]
+
+	return claimed && kindRank(kind) < owner.rank
+}
+
 // Len returns how many frontends are claimed.
 func (c *Claims[K]) Len() int { return len(c.first) }

@@ -201,6 +201,12 @@ func (r *Reconciler) status(svc *service, adopts bool, holder string, pause func
 	return s
 }
 
+// OwnerOf returns the Service that has a frontend, or nil, and whether it would lose it to another one that claims it with an
+// address of this kind.
+func (r *Reconciler) OwnerOf(key lb.FrontendKey, kind lb.Kind) (owner *lb.Claimant, yields bool) {
+	return r.claims.Owner(keyOf(key)), r.claims.Yields(keyOf(key), kind)
+}
+
 // overlaps returns what other Services have at a frontend that svc owns.
 func (r *Reconciler) overlaps(svc *service, f *plannedFrontend) []Overlap {
 	if kind := lb.Kind(f.kind); kind != lb.KindLoadBalancer && kind != lb.KindExternalIP {

@@ -43,6 +43,8 @@ type Cluster struct {
 	// Parallel is how many nodes are asked at the same time, Timeout how long one may take.
 	Parallel int
 	Timeout  time.Duration
+	// Input is what each verb reads, nil if they read nothing.
+	Input []byte
 }
 
 // Node is a node that has a pod of the DaemonSet.
@@ -164,10 +166,18 @@ func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs i
 	if why := notRunning(node.pod); why != "" {
 		return CodeNoAnswer, fmt.Errorf("pod %s %s", node.pod.Name, why)
 	}
+	// Runtimes do not end a command whose client has gone, but its standard input ends.
+	open, closeInput := io.Pipe()
+	defer closeInput.Close()
+	var in io.Reader = open
+	command := []string{"sluice", "--end-with-stdin"}
+	if c.Input != nil {
+		in, command = bytes.NewReader(c.Input), command[:1]
+	}
 	request := c.Client.CoreV1().RESTClient().Post().Resource("pods").SubResource("exec").
 		Namespace(node.pod.Namespace).Name(node.pod.Name).
 		VersionedParams(&corev1.PodExecOptions{
-			Container: container, Command: slices.Concat([]string{"sluice", "--end-with-stdin"}, node.places(), verb),
+			Container: container, Command: slices.Concat(command, node.places(), verb),
 			Stdin: true, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec)
 	websocket, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", request.URL().String())
@@ -184,11 +194,8 @@ func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs i
 	if err != nil {
 		return CodeNoAnswer, err
 	}
-	// Runtimes do not end a command whose client has gone, but its standard input ends.
-	open, closeInput := io.Pipe()
-	defer closeInput.Close()
 
-	return codeOf(executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: open, Stdout: out, Stderr: errs}))
+	return codeOf(executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: errs}))
 }
 
 // Answer is what a verb printed on one node.

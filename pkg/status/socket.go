@@ -53,6 +53,8 @@ type Server struct {
 	Ping   func(context.Context) error
 	Status func(context.Context) (Status, error)
 	Model  func(context.Context) (Model, error)
+	// Try returns what is known of a change: a manifest, as the agent's package kube reads it. If deleted is set, the cluster would have its objects no more.
+	Try    func(ctx context.Context, content []byte, deleted bool) (Tried, error)
 	Tables maps.Tables
 
 	streams chan struct{} // holds the answer in parts that is being made
@@ -87,6 +89,7 @@ func (s Server) Run(ctx context.Context) error {
 	mux.HandleFunc("GET /services", s.answerInParts(s.services))
 	mux.HandleFunc("GET /desired", s.answerInParts(s.desired))
 	mux.HandleFunc("GET /selection", s.answer(func(r *http.Request) (any, error) { return s.selection(r.Context(), r.URL.Query()) }))
+	mux.HandleFunc("POST /try", s.answer(s.try))
 	if err := health.ServeUntil(ctx, health.NewHTTPServer(mux, new(health.Connections)), listener); err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
@@ -230,6 +233,23 @@ func (s Server) selection(ctx context.Context, query url.Values) (Selection, err
 	return selection, nil
 }
 
+// try answers [Client.Try].
+func (s Server) try(r *http.Request) (any, error) {
+	content, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, mostChange))
+	if err != nil {
+		return nil, err
+	}
+	tried, err := s.Try(r.Context(), content, r.URL.Query().Has("deleted"))
+	if err != nil {
+		return nil, err
+	}
+
+	return tried.trial(&s.Tables)
+}
+
+// mostChange is how many bytes a change may have.
+const mostChange = 16 << 20
+
 // Client asks a running agent.
 type Client struct {
 	http *http.Client
@@ -332,6 +352,29 @@ func (c *Client) Selection(ctx context.Context, service string, key lb.FrontendK
 	return ask[Selection](ctx, c, "/selection?"+query.Encode())
 }
 
+// Try returns what a change would make of the Services of the node, if the cluster got its objects, or had them no more. The
+// content is a manifest.
+func (c *Client) Try(ctx context.Context, content []byte, deleted bool) (Trial, error) {
+	var trial Trial
+	if err := c.ping(ctx); err != nil {
+		return trial, err
+	}
+	path := "/try"
+	if deleted {
+		path += "?deleted"
+	}
+	response, err := c.send(ctx, http.MethodPost, path, bytes.NewReader(content))
+	if err != nil {
+		return trial, err
+	}
+	defer response.Body.Close()
+	if err := json.NewDecoder(response.Body).Decode(&trial); err != nil {
+		return trial, fmt.Errorf("agent: %s: %w", path, err)
+	}
+
+	return trial, nil
+}
+
 // ask gets an answer of the agent, which may take long to compute.
 func ask[T any](ctx context.Context, c *Client, path string) (T, error) {
 	var value T
@@ -369,7 +412,12 @@ func (c *Client) ping(ctx context.Context) error {
 
 // get asks, and returns the answer unless it is an error. The caller closes its body.
 func (c *Client) get(ctx context.Context, path string) (*http.Response, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	return c.send(ctx, http.MethodGet, path, nil)
+}
+
+// send is get with a method and a body.
+func (c *Client) send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, body)
 	if err != nil {
 		return nil, fmt.Errorf("request %s: %w", path, err)
 	}

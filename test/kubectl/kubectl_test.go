@@ -8,7 +8,9 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -32,6 +34,7 @@ func TestKubectl(t *testing.T) {
 	t.Run("connections of all nodes are one table", func(t *testing.T) { testConnections(t, w) })
 	t.Run("rates of all nodes are added up", func(t *testing.T) { testTop(t, w) })
 	t.Run("an explanation is that of the pod's node", func(t *testing.T) { testExplain(t, w) })
+	t.Run("what a change would do is told by each node", func(t *testing.T) { testChange(t, w) })
 	t.Run("SPDY serves where WebSocket does not pass", func(t *testing.T) { testFallback(t, w) })
 	t.Run("a node that hangs does not hold up the others", func(t *testing.T) { testHang(t, w) })
 	t.Run("the page shows what nodes answer", func(t *testing.T) { testUI(t, w) })
@@ -180,6 +183,38 @@ func testExplain(t *testing.T, w *world) {
 	out, errs, code = w.kubectl(t, "sluice", "explain", "--node", "node-1", "--to", "empty:80", "--namespace", "shop")
 	if missing := inOrder(out, "== node-1\n", "reject_no_backend"); missing != "" || code != 0 {
 		t.Errorf("exit code %d; %q is not in: %s%s", code, missing, out, errs)
+	}
+}
+
+// The endpoint on node-2 is to go, and a Service to come whose endpoint is nowhere.
+func testChange(t *testing.T, w *world) {
+	w.mustConnect(t)
+	file := filepath.Join(t.TempDir(), "change.yaml")
+	slice := strings.Replace(strings.Split(objects, "---")[1], "- {addresses: [10.244.2.2], nodeName: node-2}\n", "", 1)
+	lab.Must(t, os.WriteFile(file, []byte(slice), 0o600))
+	all := []string{"sluice", "explain", "--node", "node-1,node-2", "-f", file}
+	out, errs, code := w.kubectl(t, all...)
+	if missing := inOrder(out, "== node-1\n", "Service shop/web: changed\n", "of this node's clients are with endpoints that go\n",
+		"10.244.1.2:8080   TCP        50 %   100 %", "10.244.2.2:8080   TCP        50 %   -       goes    ", "== node-2\n"); missing != "" || code != 0 {
+		t.Errorf("exit code %d; %q is not in: %s%s", code, missing, out, errs)
+	}
+	lab.Must(t, os.WriteFile(file, []byte(strings.NewReplacer("10.96.0.2", "10.96.0.3", "name: empty", "name: new").Replace(strings.Split(objects, "---")[2])), 0o600))
+	out, errs, code = w.kubectl(t, all...)
+	if missing := inOrder(out, "Service shop/new: new\n", "frontend     shop/new ClusterIP 10.96.0.3:80: comes\n"); missing != "" || code != 1 || !strings.Contains(errs, "no endpoint would serve new connections to shop/new") {
+		t.Errorf("exit code %d; %q is not in: %s%s", code, missing, out, errs)
+	}
+	out, errs, code = w.kubectl(t, append(all, "--deleted")...)
+	if code != 0 || !strings.Contains(out, "nothing would change") {
+		t.Errorf("there is no such Service: exit code %d: %s%s", code, out, errs)
+	}
+	lab.Must(t, os.WriteFile(file, []byte("a: ["), 0o600))
+	if out, errs, code = w.kubectl(t, all...); code != 2 || !strings.Contains(errs, "change: ") {
+		t.Errorf("no YAML: exit code %d: %s%s", code, out, errs)
+	}
+	for i, agent := range w.agents {
+		if services, err := agent.Services(); err != nil || len(services) != 2 {
+			t.Errorf("node-%d has %d Services after questions only: %v", i+1, len(services), err)
+		}
 	}
 }
 

@@ -1,0 +1,98 @@
+package lb
+
+import "slices"
+
+// Change is a set of objects that a cluster may get, in place of those of the same names.
+type Change struct {
+	Services []Service
+	Slices   []EndpointSlice
+	Node     *Node // this node, of which the name and the zone count; nil: it stays as it is
+	// Deleted is set if the cluster has these Services and slices no more, instead.
+	Deleted bool
+}
+
+// Outcome is a Service as it is, and as it would be after a [Change]. One of them has no Service if there was none before, or
+// would be none after.
+type Outcome struct {
+	Name          ServiceName
+	Before, After Snapshot
+}
+
+// Node returns the node. It is the State's own: read only.
+func (s *State) Node() *Node { return s.node }
+
+// Concerned returns the Services that a change concerns, as they are. Those of a changed node are all: the caller takes them of
+// [State.Snapshots].
+func (s *State) Concerned(change *Change) []Snapshot {
+	var names []ServiceName
+	for i := range change.Services {
+		names = append(names, change.Services[i].Name)
+	}
+	for i := range change.Slices {
+		names = append(names, change.Slices[i].Service)
+		if known := s.Slice(change.Slices[i].Name); known != nil {
+			names = append(names, known.Service) // it may be of another Service until now
+		}
+	}
+	slices.SortFunc(names, ServiceName.compare)
+	var concerned []Snapshot
+	for _, name := range slices.Compact(names) {
+		if known := s.services[name]; known != nil { // its slices count, too, where the Service is new
+			concerned = append(concerned, Snapshot{known.service, known.slices, s.node})
+		}
+	}
+
+	return concerned
+}
+
+// Outcomes returns what a change makes of the Services that it concerns, sorted by name. They are known as they are, at a
+// node.
+func (c *Change) Outcomes(node *Node, known []Snapshot) []Outcome {
+	before, after := NewState(*node), NewState(*node)
+	for _, state := range []*State{before, after} {
+		for _, snapshot := range known {
+			for _, slice := range snapshot.slices {
+				state.SetSlice(*slice)
+			}
+			if snapshot.Service != nil {
+				state.SetService(*snapshot.Service)
+			}
+		}
+	}
+	c.apply(after)
+	names := append(before.Touched(), after.Touched()...)
+	slices.SortFunc(names, ServiceName.compare)
+	var outcomes []Outcome
+	for _, name := range slices.Compact(names) {
+		was, existed := before.Snapshot(name)
+		is, exists := after.Snapshot(name)
+		if existed || exists {
+			outcomes = append(outcomes, Outcome{name, was, is})
+		}
+	}
+
+	return outcomes
+}
+
+// apply makes the change.
+func (c *Change) apply(s *State) {
+	for i := range c.Services {
+		if c.Deleted {
+			s.DeleteService(c.Services[i].Name)
+		} else {
+			s.SetService(c.Services[i])
+		}
+	}
+	for i := range c.Slices {
+		if c.Deleted {
+			s.DeleteSlice(c.Slices[i].Name)
+		} else {
+			s.SetSlice(c.Slices[i])
+		}
+	}
+	if c.Node != nil && !c.Deleted {
+		node := *s.node
+		node.Zone = c.Node.Zone
+		s.SetNode(node)
+	}
+}
