@@ -66,6 +66,29 @@ func TestNoLocalBackend(t *testing.T) {
 	})
 }
 
+// The Service leaves clients outside to the routes, as it has no backend here. Its source ranges hold, and inside nothing is other.
+func TestPassesThrough(t *testing.T) {
+	each(t, []place{uplink, tunnel, podVeth}, func(t *testing.T, w *world, p place) {
+		for _, proto := range transports {
+			w.serve(t, service{
+				at: []string{balancer}, proto: proto, kind: maps.KindLoadBalancer, to: []string{tapPod}, outside: []string{},
+				flags: maps.PoolPassIfEmpty, ranges: []string{at(p.client).Addr().String() + "/32"},
+			})
+			in := first(proto, p.client, balancer)
+			if p.class == maps.DevicePods {
+				w.ingress(t, p, in).becomes(in.to(tapPod), maps.ReasonTranslated)
+
+				continue
+			}
+			w.ingress(t, p, in).passes(maps.ReasonPassNoFrontend)
+			w.ingress(t, p, first(proto, "8.0.99.1:999", balancer)).drops(maps.ReasonDropSourceRange)
+			if proto == layers.IPProtocolTCP { // of a connection that the routes have led elsewhere
+				w.ingress(t, p, tcp(p.client, balancer, "A")).passes(maps.ReasonPassNoFlow)
+			}
+		}
+	})
+}
+
 // Node ports answer only on the selected addresses of the node.
 func TestNodePorts(t *testing.T) {
 	for _, proto := range transports {

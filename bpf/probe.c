@@ -208,6 +208,8 @@ static __always_inline enum reason explain_packet(struct __sk_buff *ctx, struct 
 	}
 	if (is->pool.flags & POOL_SOURCE_RANGES && !is_in_ranges(&is->pool, &came->src))
 		return REASON_DROP_SOURCE_RANGE;
+	if (passes_through(&is->pool))
+		return REASON_PASS_NO_FRONTEND;
 	if (came->proto != IPPROTO_UDP && !has_share(came->proto))
 		is->found |= FOUND_NO_ROOM;
 	client = addr_client(is->pool.service_port_id, &came->src);

@@ -457,6 +457,7 @@ const (
 	abiPoolFlagPOOL_OPTED_OUT      abiPoolFlag = 16
 	abiPoolFlagPOOL_NO_EJECT       abiPoolFlag = 32
 	abiPoolFlagPOOL_NO_RESTEER     abiPoolFlag = 64
+	abiPoolFlagPOOL_PASS_IF_EMPTY  abiPoolFlag = 128
 )
 
 type abiPortCounts struct {

@@ -72,6 +72,7 @@ const (
 	PoolNodeInRanges = uint16(abiPoolFlagPOOL_NODE_IN_RANGES)
 	PoolMasquerade   = uint16(abiPoolFlagPOOL_MASQUERADE)
 	PoolOptedOut     = uint16(abiPoolFlagPOOL_OPTED_OUT)
+	PoolPassIfEmpty  = uint16(abiPoolFlagPOOL_PASS_IF_EMPTY)
 	PoolNoEject      = uint16(abiPoolFlagPOOL_NO_EJECT)
 	PoolNoResteer    = uint16(abiPoolFlagPOOL_NO_RESTEER)
 )

@@ -52,6 +52,7 @@ enum pool_flag {
 	POOL_OPTED_OUT = 16, /* sockets of pods are left alone; devices translate */
 	POOL_NO_EJECT = 32, /* suspects get new flows like the others: see struct backend_health */
 	POOL_NO_RESTEER = 64, /* flows that have begun stay with suspects */
+	POOL_PASS_IF_EMPTY = 128, /* without backends, packets go where routes lead them */
 };
 
 /* backend.flags */

@@ -418,7 +418,7 @@ __noinline int why_no_flow(struct __sk_buff *ctx, __u32 flags)
 	if (!pkt || flags & ADDR_NODE || config_conntrack_hidden)
 		return REASON_PASS_NO_FLOW;
 	why = lookup_frontend(&pkt->came, flags, &pkt->pool);
-	if (why == REASON_PASS_NO_FRONTEND)
+	if (why == REASON_PASS_NO_FRONTEND || (!why && passes_through(&pkt->pool)))
 		return REASON_PASS_NO_FLOW;
 	if (is_tracked(ctx, &pkt->came, &pkt->tuple, TRACKED_SERVED))
 		return REASON_PASS_NO_FLOW;
@@ -456,6 +456,8 @@ __noinline int begin_flow(struct __sk_buff *ctx, __u32 flags)
 		return why;
 	if (pkt->pool.flags & POOL_SOURCE_RANGES && !is_in_ranges(&pkt->pool, &pkt->ip.key.src))
 		why = REASON_DROP_SOURCE_RANGE;
+	else if (passes_through(&pkt->pool))
+		return REASON_PASS_NO_FRONTEND;
 	else if (pkt->ip.key.proto == IPPROTO_UDP)
 		why = begin_alone(HOOK_INGRESS);
 	else if (!make_room())

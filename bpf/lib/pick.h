@@ -144,6 +144,12 @@ static __always_inline const struct backend *pick_random(const struct pool *pool
 	return id ? backend_place(id) : NULL;
 }
 
+/* passes_through reports whether packets to a frontend of the pool go where routes lead them. */
+static __always_inline bool passes_through(const struct pool *pool)
+{
+	return pool->flags & POOL_PASS_IF_EMPTY && !pool->slot_count;
+}
+
 /* why_no_backend returns the reason for a client for which no backend could be picked. */
 static __always_inline enum reason why_no_backend(const struct pool *pool)
 {

@@ -406,7 +406,7 @@ func (i *inquiry) describeFrontend() error {
 // findFrontend finds the frontend of the destination as the programs do: its own, a node port, or the
 // catch-all of a ClusterIP. It sets key, and returns id 0 if there is none.
 func (i *inquiry) findFrontend() (kind lb.Kind, servicePortID uint32, err error) {
-	if i.Scope == 0 || i.answer.Reason == maps.ReasonPassNoFrontend {
+	if i.Scope == 0 || i.answer.Reason == maps.ReasonPassNoFrontend && !i.passesThrough() {
 		return 0, 0, nil
 	}
 	unspecified := netip.IPv4Unspecified()
@@ -433,6 +433,13 @@ func (i *inquiry) findFrontend() (kind lb.Kind, servicePortID uint32, err error)
 	}
 
 	return 0, 0, nil
+}
+
+// passesThrough reports whether a Service leaves its clients outside to the routes, for lack of a usable endpoint on this node.
+func (i *inquiry) passesThrough() bool {
+	pool := i.answer.Pool
+
+	return i.answer.HasFrontend && pool.Flags&maps.PoolPassIfEmpty != 0 && pool.SlotCount == 0
 }
 
 // outcome returns the class of the reason. A backend without a way to it is one of several.

@@ -19,6 +19,11 @@ func (i *inquiry) explainNoFrontend(ctx context.Context) error {
 	if i.answer.Reason != maps.ReasonPassNoFrontend || i.unwatched && i.atDevice || i.answer.NodesOwn {
 		return nil
 	}
+	if i.passesThrough() {
+		i.whyNoFrontend = fmt.Sprintf("Service %s has no usable endpoint on this node, and leaves packets from outside to the routes (external-failover: passthrough)", i.Service)
+
+		return nil
+	}
 	dialed := fmt.Sprintf("%s/%s", i.To, i.Protocol)
 	i.whyNoFrontend = dialed + " is no address of a Service"
 	frontends, _, err := status.Programmed(i.Maps.Tables)

@@ -66,6 +66,9 @@ func (r *recorder) SetService(s lb.Service, problems []lb.Problem) {
 	if s.Algorithm != lb.DefaultAlgorithm {
 		value += " by " + s.Algorithm.String()
 	}
+	if s.Failover != lb.NoFailover {
+		value += " failover " + s.Failover.String()
+	}
 	if s.OptedOut {
 		value += " opted out"
 	}

@@ -23,6 +23,14 @@ const AlgorithmAnnotation = "sluice-lb.io/algorithm"
 // [lb.ParseHealing] parses it. Text that it cannot parse is reported as a problem and limits nothing.
 const HealAnnotation = "sluice-lb.io/heal"
 
+// FailoverAnnotation on a Service with the external traffic policy Local says where clients outside of the cluster go whose
+// node has no endpoint, as [lb.ParseFailover] parses it. Text that it cannot parse is reported as a problem, and leads nowhere.
+// OpenShift's FallbackAnnotation is the same as "fallback", whatever its value.
+const (
+	FailoverAnnotation = "sluice-lb.io/external-failover"
+	FallbackAnnotation = "traffic-policy.network.alpha.openshift.io/local-with-fallback"
+)
+
 // translateService reads a Service. It sets the defaults that an API server sets, too, so
 // that an object from a manifest means the same.
 func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
@@ -47,16 +55,19 @@ func translateService(obj *corev1.Service) (lb.Service, []lb.Problem) {
 		Algorithm:           p.algorithm(obj.Annotations),
 		OptedOut:            p.socket("metadata.annotations", obj.Annotations) == SocketOff,
 		Healing:             p.healing(obj.Annotations),
+		Failover:            p.failover(obj.Annotations),
 		HealthCheckNodePort: p.port("spec.healthCheckNodePort", spec.HealthCheckNodePort),
 		Ports:               p.servicePorts(spec.Ports),
 	}
-	p.unknownKeys(&obj.ObjectMeta, AlgorithmAnnotation, HealAnnotation, SocketKey)
+	p.unknownKeys(&obj.ObjectMeta, AlgorithmAnnotation, FailoverAnnotation, HealAnnotation, SocketKey)
 	service.ClusterIPs, service.Families = p.clusterIPs(spec)
 	if ptr.Deref(spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal {
 		service.InternalPolicy = lb.Local
 	}
 	if spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 		service.ExternalPolicy = lb.Local
+	} else if _, has := obj.Annotations[FailoverAnnotation]; has {
+		p.add("metadata.annotations["+FailoverAnnotation+"]", "it has no effect without externalTrafficPolicy: Local")
 	}
 	return service, p.problems
 }
@@ -200,6 +211,21 @@ func (p *parser) healing(annotations map[string]string) lb.Healing {
 		p.add("metadata.annotations["+HealAnnotation+"]", "%v: it has no effect", err)
 	}
 	return healing
+}
+
+func (p *parser) failover(annotations map[string]string) lb.Failover {
+	text, ok := annotations[FailoverAnnotation]
+	if !ok {
+		if _, has := annotations[FallbackAnnotation]; has {
+			return lb.Fallback
+		}
+		return lb.NoFailover
+	}
+	failover, err := lb.ParseFailover(text)
+	if err != nil {
+		p.add("metadata.annotations["+FailoverAnnotation+"]", "%v: it has no effect", err)
+	}
+	return failover
 }
 
 func (p *parser) servicePorts(specs []corev1.ServicePort) []lb.ServicePort {

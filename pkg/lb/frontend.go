@@ -68,10 +68,11 @@ type Frontend struct {
 	// Frontends of one service port that have equal backends share one slice.
 	//
 	// Without backends, packets of clients are dropped if DropIfEmpty is set, because
-	// another node has endpoints, and rejected otherwise. A frontend with backends
-	// never has it set.
+	// another node has endpoints, go where routes lead them if PassIfEmpty is set, and are
+	// rejected otherwise. A frontend with backends has neither set.
 	Backends    []Backend
 	DropIfEmpty bool
+	PassIfEmpty bool
 	Policy      TrafficPolicy // by which Backends were selected
 
 	Affinity time.Duration // zero: none; a catch-all has none

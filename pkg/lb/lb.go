@@ -178,11 +178,20 @@ func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim)
 //
 // The external traffic policy does not restrict the backends of clients inside: their
 // packets do not pass a load balancer that would find a better node. But with Local,
-// backends see the address of every client, inside or outside.
+// backends see the address of every client, inside or outside. Where this node has no endpoint, a Service may lead
+// clients outside elsewhere: see [Failover].
 func (r *resolver) add(f Frontend, endpoints *selection) {
-	policies := [...]TrafficPolicy{Internal: Cluster, External: r.svc.externalPolicy()}
+	policies, passes := [...]TrafficPolicy{Internal: Cluster, External: r.svc.externalPolicy()}, false
 	if f.Kind == KindClusterIP {
 		policies = [...]TrafficPolicy{Internal: r.svc.internalPolicy(), External: r.svc.internalPolicy()}
+	}
+	if f.Kind != KindClusterIP && policies[External] == Local && !endpoints.anyLocal() {
+		switch {
+		case r.svc.Failover == Fallback:
+			policies[External] = Cluster
+		case r.svc.Failover == Passthrough && f.Kind != KindNodePort:
+			passes = true
+		}
 	}
 	f.Masquerade = r.node.MasqueradeAll && (f.Kind == KindClusterIP || policies[External] == Cluster)
 	f.Affinity = r.svc.Affinity
@@ -193,7 +202,8 @@ func (r *resolver) add(f Frontend, endpoints *selection) {
 		f.Key.Scope = scope
 		f.Policy = policies[scope]
 		f.Backends = endpoints.takeBackends(policies[scope])
-		f.DropIfEmpty = len(f.Backends) == 0 && endpoints.any()
+		f.PassIfEmpty = passes && scope == External
+		f.DropIfEmpty = len(f.Backends) == 0 && endpoints.any() && !f.PassIfEmpty
 		r.out.Frontends = append(r.out.Frontends, f)
 	}
 }

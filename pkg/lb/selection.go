@@ -232,6 +232,9 @@ func (s *selection) takeBackends(policy TrafficPolicy) []Backend {
 // Cluster is only empty if there is none: hints always leave some.
 func (s *selection) any() bool { return s.lists[Cluster].backends != nil }
 
+// anyLocal reports whether an endpoint on this node serves new flows.
+func (s *selection) anyLocal() bool { return s.lists[Local].backends != nil }
+
 // use returns whether new flows use e at any frontend, and if not, why.
 func (s *selection) use(e *EndpointState) Use {
 	cluster, local := s.lists[Cluster].inUse, s.lists[Local].inUse

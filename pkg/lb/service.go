@@ -118,6 +118,8 @@ type Service struct {
 
 	InternalPolicy TrafficPolicy // spec.internalTrafficPolicy
 	ExternalPolicy TrafficPolicy // spec.externalTrafficPolicy
+	// Failover is for clients outside that have no endpoint here, if ExternalPolicy is Local.
+	Failover Failover
 
 	// Affinity is how long a client keeps its backend after its last new flow, at all
 	// addresses of the service port together; zero is no session affinity.

@@ -293,7 +293,7 @@ func (s *serviceState) find(name SliceName) (int, bool) {
 
 func (s *Service) equal(t *Service) bool {
 	return s.Name == t.Name && s.Created.Equal(t.Created) && s.Type == t.Type && s.OtherProxy == t.OtherProxy &&
-		s.InternalPolicy == t.InternalPolicy && s.ExternalPolicy == t.ExternalPolicy &&
+		s.InternalPolicy == t.InternalPolicy && s.ExternalPolicy == t.ExternalPolicy && s.Failover == t.Failover &&
 		s.Affinity == t.Affinity && s.Algorithm == t.Algorithm && s.OptedOut == t.OptedOut && s.Healing == t.Healing && s.HealthCheckNodePort == t.HealthCheckNodePort &&
 		slices.Equal(s.ClusterIPs, t.ClusterIPs) && slices.Equal(s.Families, t.Families) &&
 		slices.Equal(s.ExternalIPs, t.ExternalIPs) && slices.Equal(s.LoadBalancers, t.LoadBalancers) &&

@@ -274,6 +274,9 @@ func (pl *planner) planFrontend(f *lb.Frontend) plannedFrontend {
 	if f.DropIfEmpty && len(f.Backends) == 0 {
 		s.flags |= maps.PoolDropIfEmpty
 	}
+	if f.PassIfEmpty && len(f.Backends) == 0 {
+		s.flags |= maps.PoolPassIfEmpty
+	}
 	if f.Masquerade {
 		s.flags |= maps.PoolMasquerade
 	}

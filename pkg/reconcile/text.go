@@ -85,6 +85,7 @@ func poolText(id uint32, v maps.Pool) (string, string) {
 		parts = append(parts, fmt.Sprintf("affinity=%ds", v.AffinitySeconds))
 	}
 	parts = appendFlag(parts, v.Flags, maps.PoolDropIfEmpty, "drop")
+	parts = appendFlag(parts, v.Flags, maps.PoolPassIfEmpty, "pass")
 	parts = appendFlag(parts, v.Flags, maps.PoolMasquerade, "masquerade")
 	parts = appendFlag(parts, v.Flags, maps.PoolOptedOut, "opted-out")
 	parts = appendFlag(parts, v.Flags, maps.PoolNoEject, "no-eject")

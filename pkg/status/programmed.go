@@ -135,7 +135,7 @@ func programmedFrontend(v maps.Frontend, pool maps.Pool, p programmedPool) Front
 		Masquerade:      pool.Flags&maps.PoolMasquerade != 0,
 		OptedOut:        pool.Flags&maps.PoolOptedOut != 0,
 		Healing:         healingOf(pool.Flags),
-		WhenEmpty:       whenEmpty(int(pool.SlotCount), pool.Flags&maps.PoolDropIfEmpty != 0),
+		WhenEmpty:       whenEmpty(int(pool.SlotCount), pool.Flags&maps.PoolPassIfEmpty != 0, pool.Flags&maps.PoolDropIfEmpty != 0),
 		Backends:        p.backends,
 	}
 	if v.Key.Port != 0 {

@@ -41,7 +41,7 @@ type Frontend struct {
 	Scope    lb.Scope       `json:"scope"`
 	Kind     lb.Kind        `json:"kind"`
 	// Backends are the addresses that new flows go to. If there are none, WhenEmpty
-	// is how clients are refused: "reject" or "drop".
+	// is how clients are refused: "reject" or "drop", or "pass" if their packets go where routes lead them.
 	Backends  []netip.AddrPort `json:"backends"`
 	WhenEmpty string           `json:"whenEmpty,omitempty"`
 	// Algorithm chooses among Backends; a catch-all has none.
@@ -197,15 +197,17 @@ func (v *views) frontend(f lb.Frontend) Frontend {
 	if f.Key.Port != 0 {
 		view.Algorithm = f.Algorithm.String()
 	}
-	view.WhenEmpty = whenEmpty(len(f.Backends), f.DropIfEmpty)
+	view.WhenEmpty = whenEmpty(len(f.Backends), f.PassIfEmpty, f.DropIfEmpty)
 
 	return view
 }
 
-func whenEmpty(backends int, drop bool) string {
+func whenEmpty(backends int, pass, drop bool) string {
 	switch {
 	case backends > 0:
 		return ""
+	case pass:
+		return "pass"
 	case drop:
 		return "drop"
 	default:
@@ -535,6 +537,9 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 				endpoint.Reason = e.Uses[f.Policy].String()
 			}
 			selection.Endpoints = append(selection.Endpoints, endpoint)
+		}
+		if key.Scope == lb.External && f.Kind != lb.KindClusterIP && f.Policy == lb.Cluster && svc.Service.ExternalPolicy == lb.Local {
+			selection.Policy = "Local, and no usable endpoint is on this node: those of others (external-failover: fallback)"
 		}
 		family := lb.FamilyOf(key.Addr)
 		for _, u := range svc.Unjoined(f.Port, family) {
