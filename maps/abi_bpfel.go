@@ -120,13 +120,14 @@ type abiBackendLoad struct {
 type abiChunk uint32
 
 const (
-	abiChunkCHUNK_FRONTENDS abiChunk = 4096
-	abiChunkCHUNK_POOLS     abiChunk = 4096
-	abiChunkCHUNK_SLOTS     abiChunk = 16384
-	abiChunkCHUNK_BACKENDS  abiChunk = 4096
-	abiChunkCHUNK_COUNTS    abiChunk = 256
-	abiChunkMAX_CHUNKS      abiChunk = 1024
-	abiChunkMAX_SLOT_CHUNKS abiChunk = 16384
+	abiChunkCHUNK_FRONTENDS  abiChunk = 4096
+	abiChunkCHUNK_POOLS      abiChunk = 4096
+	abiChunkCHUNK_SLOTS      abiChunk = 16384
+	abiChunkCHUNK_BACKENDS   abiChunk = 4096
+	abiChunkCHUNK_COUNTS     abiChunk = 256
+	abiChunkMAX_CHUNKS       abiChunk = 1024
+	abiChunkMAX_SLOT_CHUNKS  abiChunk = 16384
+	abiChunkMAX_COUNT_CHUNKS abiChunk = 2048
 )
 
 type abiCidrCover uint32

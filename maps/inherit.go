@@ -26,25 +26,34 @@ const asidePrefix = "new-"
 // other version since: as after a downgrade to a build that failed when its programs were on the hooks. Ids have been
 // assigned in the other folder meanwhile, to which flows, sockets, affinity and loads refer.
 //
+// A folder in which a map has too little room is treated as that of another version, too.
+//
 // If no such folder can be read, ids are assigned anew, and state that refers to the old ones
 // would refer to other backends: then the state is deleted as well.
 //
 // Every build must be able to read the maps service_ports, backends and addrs of every other
 // build. Their keys, and the present fields of their values, are frozen; a later build can append
 // fields to the values.
-func inherit(root string, specs map[string]*ebpf.MapSpec, inUse []ebpf.MapID) error {
+func inherit(root string, specs map[string]*ebpf.MapSpec, opts Options) error {
 	others, err := youngestFirst(root, "v[0-9]*", NameServicePorts)
 	if err != nil {
 		return err
 	}
-	used, err := usedFolders(others, inUse)
+	used, err := usedFolders(others, opts.InUse)
 	if err != nil {
 		return err
 	}
 	own := filepath.Join(root, Version)
 	switch _, err := os.Stat(own); {
 	case err == nil && (len(used) == 0 || used[0] == own):
-		return nil
+		short, err := isShort(own, opts.Least)
+		if err != nil || !short {
+			return err
+		}
+		others = []string{own + "-short"} // which is found, too, if this process is killed now
+		if err := errors.Join(os.RemoveAll(others[0]), os.Rename(own, others[0])); err != nil {
+			return err
+		}
 	case err == nil:
 		others = used[:1]
 	case !errors.Is(err, fs.ErrNotExist):
@@ -76,6 +85,36 @@ func inherit(root string, specs map[string]*ebpf.MapSpec, inUse []ebpf.MapID) er
 	}
 
 	return nil
+}
+
+// isShort reports whether a map in a folder has less room than this, and the folder can be inherited from.
+func isShort(folder string, least map[string]uint32) (bool, error) {
+	short := false
+	for name, n := range least {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(folder, name), &ebpf.LoadPinOptions{ReadOnly: true})
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return false, fmt.Errorf("map %s: %w", name, err)
+		}
+		short = short || m.MaxEntries() < n
+		if err := m.Close(); err != nil {
+			return false, err
+		}
+	}
+	if !short {
+		return false, nil
+	}
+	from, err := openIDs(folder)
+	if errors.Is(err, errNotFrozen) || errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+
+	return true, from.close()
 }
 
 // usedFolders returns those of these folders with a pin of a map that is in use, in their order.

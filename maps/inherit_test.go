@@ -77,6 +77,81 @@ func TestAnotherVersionKeepsIDsAndState(t *testing.T) {
 	}
 }
 
+// Maps with too little room are made anew and larger, with the ids and the state of the former ones, which programs may still
+// use. Maps with more room stay as they are.
+func TestMapsGetMoreRoom(t *testing.T) {
+	root := lab.MustBPFRoot(t)
+	first := mustCreate(t, root, small())
+	mustHaveState(t, first)
+	lab.Must(t, first.Close())
+
+	for _, least := range []uint32{64, 32} {
+		opts := small()
+		opts.Least = map[string]uint32{NameFrontendIDs: least, NameAddrs: 1 << 18, NameSourceRanges: 1 << 17}
+		p := mustCreate(t, root, opts)
+		if ids, ranges := p.FrontendIDs.Capacity(), p.SourceRanges.Capacity(); ids != 64 || ranges != 1<<17 {
+			t.Errorf("room for %d frontends and %d source ranges, want 64 and %d", ids, ranges, 1<<17)
+		}
+		mustHave(t, p.ServicePorts, ID(7, 1), webPort)
+		mustHave(t, p.Addrs, vip, AddrUse{Flags: AddrService})
+		mustHave(t, p.Flows, flowOfWeb, Flow{BackendId: backendWeb.Id})
+		if b := p.Backends.Get(perChunk + 1); b != backendWeb {
+			t.Errorf("backend %+v, want %+v", b, backendWeb)
+		}
+		_, ok, err := p.FrontendIDs.Lookup(web)
+		lab.Must(t, err)
+		if least == 64 {
+			if others, err := OtherFolders(root); ok || err != nil || len(others) != 1 {
+				t.Errorf("a frontend: %v; other folders %v, %v, want that of the former maps, and no frontend", ok, others, err)
+			}
+			lab.Must(t, p.FrontendIDs.Put(web, 9))
+		} else if !ok {
+			t.Error("maps with enough room were made anew")
+		}
+		lab.Must(t, p.Close())
+	}
+}
+
+// An agent that was killed as it made the maps anew has left the former ones, which the next agent inherits from.
+func TestAgentIsKilledAsMapsGetMoreRoom(t *testing.T) {
+	root := lab.MustBPFRoot(t)
+	first := mustCreate(t, root, small())
+	mustHaveState(t, first)
+	mustBeOther(t, first, root, Version+"-short")
+
+	p := mustCreate(t, root, Options{})
+	mustHave(t, p.ServicePorts, ID(7, 1), webPort)
+	mustHave(t, p.Flows, flowOfWeb, Flow{BackendId: backendWeb.Id})
+}
+
+// The arrays of counts get room for more chunks, and keep what was counted.
+func TestCountsGetMoreRoom(t *testing.T) {
+	root := lab.MustBPFRoot(t)
+	opts := small()
+	opts.Capacities[NamePortCounts] = 2
+	first := mustCreate(t, root, opts)
+	perChunk := uint32(abiChunkCHUNK_COUNTS)
+	id := ID(perChunk+1, 0)
+	lab.Must(t, first.ServicePorts.Put(id, webPort))
+	lab.Must(t, first.Stats.Begin(id))
+	if err := first.Stats.Begin(ID(2*perChunk, 0)); !errors.Is(err, ErrFull) {
+		t.Fatalf("a third chunk: %v, want %v", err, ErrFull)
+	}
+	mustCount(t, first, id, PortCounts{Connections: 5})
+
+	p := mustCreate(t, root, small())
+	lab.Must(t, p.Stats.Begin(ID(2*perChunk, 0)))
+	counted := StatKey{id, uint32(ReasonTranslated)}
+	cpus := uint64(ebpf.MustPossibleCPU())
+	if n := mustStats(t, p)[counted]; n != 5*cpus {
+		t.Errorf("%d connections were counted, want %d", n, 5*cpus)
+	}
+	mustCount(t, first, id, PortCounts{Connections: 6}) // by a program that uses the former array
+	if n := mustStats(t, p)[counted]; n != 6*cpus {
+		t.Errorf("%d connections were counted, want %d", n, 6*cpus)
+	}
+}
+
 // A folder that exists is used, and the rest of a failed attempt is not.
 func TestIDsAreInheritedOnce(t *testing.T) {
 	root := lab.MustBPFRoot(t)

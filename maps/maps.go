@@ -5,6 +5,7 @@ package maps
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"net/netip"
 	"strings"
 )
@@ -110,7 +111,25 @@ const UDPPinSend = uint16(abiUdpPinWayUDP_PIN_SEND)
 const IndexBits = uint32(abiIdLayoutINDEX_BITS)
 
 // MaxServicePorts is the number of service ports that can be counted, and can therefore have ids.
-const MaxServicePorts = maxChunks * int(abiChunkCHUNK_COUNTS)
+const MaxServicePorts = int(abiChunkMAX_COUNT_CHUNKS) * int(abiChunkCHUNK_COUNTS)
+
+// The entries that frontend_ids has room for: one for each bytesPerFrontend of the machine's memory, so that its
+// empty buckets take at most some 0.4 % of that.
+const (
+	bytesPerFrontend = 4096
+	minFrontends     = 1 << 19
+	maxFrontends     = 1 << 21
+)
+
+// LeastCapacities returns the room, for [Options], of maps whose size depends on the machine's memory. In 8 GiB there is
+// room for 100,000 dual-stack Services with a node port each: a Service takes 12 frontends, 4 service ports (two are for what
+// reaches no port of it) and 2 addresses.
+func LeastCapacities(memory uint64) map[string]uint32 {
+	nearest := uint64(1) << bits.Len64(memory/bytesPerFrontend*2/3)
+	frontends := uint32(min(max(nearest, minFrontends), maxFrontends))
+
+	return map[string]uint32{NameFrontendIDs: frontends, NameAddrs: frontends / 4, NameSourceRanges: frontends / 4}
+}
 
 // Index returns the place in an array of an id of a service port or a backend. Ids with the same
 // index differ in their generation.

@@ -397,7 +397,7 @@ struct count_chunk {
 /* By the index of a service port id. The agent adds the chunks. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, MAX_CHUNKS);
+	__uint(max_entries, MAX_COUNT_CHUNKS);
 	__type(key, __u32);
 	__array(values, struct count_chunk);
 } sl_port_counts SEC(".maps");
@@ -413,7 +413,7 @@ struct handshake_chunk {
 /* By the index of a service port id. The agent adds the chunks, if handshakes are measured. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, MAX_CHUNKS);
+	__uint(max_entries, MAX_COUNT_CHUNKS);
 	__type(key, __u32);
 	__array(values, struct handshake_chunk);
 } sl_handshakes SEC(".maps");

@@ -109,6 +109,9 @@ type Options struct {
 	// Capacities overrides the capacities of maps, by name; those of growing arrays are in chunks.
 	// It has no effect on maps that exist.
 	Capacities map[string]uint32
+	// Least is the room that maps have at least, see [LeastCapacities]. If one that exists has less, all maps of this
+	// [Version] are made anew, as after an upgrade from another version.
+	Least map[string]uint32
 	// Handshakes makes room for the handshakes of every service port: some 800 bytes for each.
 	Handshakes bool
 	// BackendHandshakes makes room for those of every backend: 32 bytes for each.
@@ -163,10 +166,13 @@ func Create(root string, opts Options) (*Pinned, error) {
 		}
 		specs[name].MaxEntries = n
 	}
+	for name, n := range opts.Least {
+		specs[name].MaxEntries = max(specs[name].MaxEntries, n)
+	}
 	if err := checkPins(root, specs); err != nil {
 		return nil, err
 	}
-	if err := inherit(root, specs, opts.InUse); err != nil {
+	if err := inherit(root, specs, opts); err != nil {
 		return nil, fmt.Errorf("ids of another version: %w", err)
 	}
 	if err := errors.Join(removeStaleState(root, opts.InUse), inheritState(root, specs)); err != nil {
@@ -180,6 +186,9 @@ func Create(root string, opts Options) (*Pinned, error) {
 
 	p, err := open(root, specs, 1, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		m, err := adopt(root, name, spec)
+		if err == nil && isChunked(spec) && slices.Contains(stateNames, name) && m.MaxEntries() < spec.MaxEntries {
+			return enlarge(m, folderOf(root, name), name, spec)
+		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return m, err
 		}
@@ -402,6 +411,24 @@ func create(dir, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		m.Close()
 
 		return nil, fmt.Errorf("map %s: pin: %w", name, err)
+	}
+
+	return m, nil
+}
+
+// enlarge replaces the pin of an array with chunks by that of one with room for more. It has the same chunks once
+// they are adopted, so programs that use the former one count as before.
+func enlarge(former *ebpf.Map, dir, name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	aside := asidePrefix + name
+	if err := os.Remove(filepath.Join(dir, aside)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.Join(err, former.Close())
+	}
+	m, err := create(dir, aside, spec)
+	if err := errors.Join(err, former.Close()); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(filepath.Join(dir, aside), filepath.Join(dir, name)); err != nil {
+		return nil, errors.Join(fmt.Errorf("map %s: pin: %w", name, err), m.Close())
 	}
 
 	return m, nil

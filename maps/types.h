@@ -156,6 +156,7 @@ enum chunk {
 	CHUNK_COUNTS = 256,
 	MAX_CHUNKS = 1024,
 	MAX_SLOT_CHUNKS = 16384, /* a pool that hashes takes a chunk */
+	MAX_COUNT_CHUNKS = 2048, /* as many service ports as service_ports has room for */
 };
 
 /*

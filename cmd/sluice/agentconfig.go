@@ -43,7 +43,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	if err := f.setDevices(&cfg); err != nil {
 		return agent.Config{}, err
 	}
-	if err := f.setFlowMemory(&cfg, s.kubeProxy); err != nil {
+	if err := f.setMapSizes(&cfg, s.kubeProxy); err != nil {
 		return agent.Config{}, err
 	}
 	if err := s.apply(&cfg); err != nil {
@@ -101,20 +101,22 @@ func (f *agentFlags) setDevices(cfg *agent.Config) error {
 	return nil
 }
 
-// setFlowMemory sets the sizes of the flow tables, which count when they are created.
-func (f *agentFlags) setFlowMemory(cfg *agent.Config, kp *config.KubeProxy) error {
+// setMapSizes sets the sizes of the flow tables, which count when they are created, and of the maps for Services.
+func (f *agentFlags) setMapSizes(cfg *agent.Config, kp *config.KubeProxy) error {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return fmt.Errorf("memory of this machine: %w", err)
+	}
+	left, err := node.ReadMemory()
+	if err != nil {
+		return fmt.Errorf("memory of this machine: %w", err)
+	}
+	machine := info.Totalram * uint64(info.Unit)
+	cfg.Datapath.Least = maps.LeastCapacities(memoryForServices(machine, left.Limit))
 	var memory uint64
 	if f.flowTableMemory == "" {
-		var machine unix.Sysinfo_t
-		if err := unix.Sysinfo(&machine); err != nil {
-			return fmt.Errorf("memory of this machine: %w", err)
-		}
 		connections := node.ConntrackMax(int(*kp.Conntrack.MaxPerCore), int(*kp.Conntrack.Min), node.Cores())
-		limit, err := node.ReadMemory()
-		if err != nil {
-			return fmt.Errorf("memory of this machine: %w", err)
-		}
-		memory = defaultFlowMemory(connections, machine.Totalram*uint64(machine.Unit), limit.Limit)
+		memory = defaultFlowMemory(connections, machine, left.Limit)
 	} else {
 		quantity, err := resource.ParseQuantity(f.flowTableMemory)
 		if err != nil {
@@ -122,7 +124,6 @@ func (f *agentFlags) setFlowMemory(cfg *agent.Config, kp *config.KubeProxy) erro
 		}
 		memory = uint64(max(0, quantity.Value()))
 	}
-	var err error
 	if cfg.Datapath.Capacities, err = maps.FlowCapacities(memory); err != nil {
 		return fmt.Errorf("--flow-table-memory %q: %w", f.flowTableMemory, err)
 	}
@@ -151,6 +152,16 @@ func defaultFlowMemory(connections int, machine, limit uint64) uint64 {
 	}
 
 	return min(wanted, max(machine/flowMemoryShare, leastFlowMemory))
+}
+
+// memoryForServices returns the memory by which the maps for Services are sized: a cgroup with a limit may have a
+// quarter of the machine's and nevertheless the maps of that machine.
+func memoryForServices(machine, limit uint64) uint64 {
+	if limit == 0 {
+		return machine
+	}
+
+	return min(machine, 4*limit)
 }
 
 func parsePatterns(texts []string) ([]node.Pattern, error) {

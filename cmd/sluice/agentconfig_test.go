@@ -242,3 +242,30 @@ func TestDefaultFlowMemory(t *testing.T) {
 		})
 	}
 }
+
+// The maps for Services have as much room as the machine's memory allows, unless the agent's cgroup has much less.
+func TestRoomForServices(t *testing.T) {
+	const mi, gi = 1 << 20, 1 << 30
+	for _, test := range []struct {
+		name             string
+		machine, limit   uint64
+		frontends, addrs uint32
+	}{
+		{"a small machine", 2 * gi, 0, 1 << 19, 1 << 17},
+		{"4 GiB, less what the kernel has", 3900 * mi, 0, 1 << 20, 1 << 18},
+		{"8 GiB, less what the kernel has", 7700 * mi, 0, 1 << 21, 1 << 19},
+		{"a large machine", 256 * gi, 0, 1 << 21, 1 << 19},
+		{"a limit of the cgroup", 16 * gi, gi, 1 << 20, 1 << 18},
+		{"a small limit", 16 * gi, 256 * mi, 1 << 19, 1 << 17},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			room := maps.LeastCapacities(memoryForServices(test.machine, test.limit))
+			if have := room[maps.NameFrontendIDs]; have != test.frontends {
+				t.Errorf("room for %d frontends, want %d", have, test.frontends)
+			}
+			if have := room[maps.NameAddrs]; have != test.addrs {
+				t.Errorf("room for %d addresses, want %d", have, test.addrs)
+			}
+		})
+	}
+}

@@ -113,7 +113,7 @@ func (f *agentFlags) doctorConfig(where *places, log *slog.Logger) (doctor.Confi
 	if err := f.setDevices(&cfg); err != nil {
 		return doctor.Config{}, err
 	}
-	if err := f.setFlowMemory(&cfg, s.kubeProxy); err != nil {
+	if err := f.setMapSizes(&cfg, s.kubeProxy); err != nil {
 		return doctor.Config{}, err
 	}
 	local, err := localDetector(s.kubeProxy)

@@ -66,8 +66,8 @@ type Config struct {
 	Heal bool
 	// Resteer leads connections whose backend does not answer to another one.
 	Resteer bool
-	// Capacities overrides the sizes of maps, see [maps.Options].
-	Capacities map[string]uint32
+	// Capacities overrides the sizes of maps, and Least is how large some are at least, see [maps.Options].
+	Capacities, Least map[string]uint32
 }
 
 // Validate returns an error that names the field and what is wrong with it.
@@ -134,7 +134,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 	}
 	pinned, err := maps.Create(cfg.BPFRoot, maps.Options{
 		InUse:      inUse,
-		Capacities: cfg.Capacities, Handshakes: cfg.Handshakes && features.Tracing,
+		Capacities: cfg.Capacities, Least: cfg.Least, Handshakes: cfg.Handshakes && features.Tracing,
 		BackendHandshakes: cfg.BackendHandshakes && cfg.Handshakes && features.Tracing,
 	})
 	if err != nil {

@@ -235,8 +235,9 @@ func (a *addrs) endDrain(k maps.Addr) {
 // errLeft is why a Service gets no further external address.
 var errLeft = fmt.Errorf("addresses that the Service has left are kept until no flow uses them, and there are too many of these: %w", maps.ErrFull)
 
-// admit returns why a frontend at an external address cannot have an entry for that, or nil. The error wraps [maps.ErrFull].
-func (a *addrs) admit(k maps.Addr, by lb.ServiceName) error {
+// admitExternal returns why a frontend at an external address cannot have an entry for that, or nil. The error wraps
+// [maps.ErrFull].
+func (a *addrs) admitExternal(k maps.Addr, by lb.ServiceName) error {
 	if _, there := a.have[k]; there {
 		return nil
 	}
@@ -244,7 +245,7 @@ func (a *addrs) admit(k maps.Addr, by lb.ServiceName) error {
 		return a.note(errLeft)
 	}
 
-	return a.admitExternal()
+	return a.admit(ofClusterIPs)
 }
 
 // endAdoption records that no program runs any more that began under an earlier agent: scans of flows

@@ -95,7 +95,7 @@ func (p *places) untake(place uint32) {
 func (p *places) give(given ...uint32) {
 	p.free = append(p.free, given...)
 	p.used -= len(given)
-	p.freed = true
+	p.freed += len(given)
 	if p.generations == nil {
 		return
 	}

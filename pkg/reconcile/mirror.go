@@ -17,12 +17,15 @@ type Writes struct {
 	Deletes uint64
 }
 
-// room records whether a map was full, and whether something of it was freed since.
-type room struct{ wasFull, freed bool }
+// room records whether a map was full, and how many entries of it were freed since.
+type room struct {
+	wasFull bool
+	freed   int
+}
 
 func (r *room) note(err error) error {
 	if errors.Is(err, maps.ErrFull) {
-		r.wasFull, r.freed = true, false
+		r.wasFull, r.freed = true, 0
 	}
 
 	return err
@@ -43,7 +46,7 @@ type table[K, V comparable] struct {
 	room
 	writes  Writes
 	used    int
-	reserve error // see admitExternal; nil: it was not returned yet
+	reserve error // see admit; nil: it was not returned yet
 	// want yields all that was written, and text formats a key and a value.
 	want iter.Seq2[K, V]
 	text func(K, V) (string, string)
@@ -53,20 +56,25 @@ func (t *table[K, V]) counters() (Writes, Fill) {
 	return t.writes, Fill{Used: t.used, Capacity: t.Capacity()}
 }
 
-// reserved is the part of a map, one in so many, that frontends at external addresses leave to all others: they
-// can be made in masses, by any tenant who has a Service.
+// reserved is the part of a map, one in so many, that entries which a Service can have in masses leave to all others: those
+// of external addresses, and those of Services with many source ranges.
 const reserved = 4
 
-// admitExternal returns why there is no room for an entry of an external address, or nil. The error wraps
+// Whose the last part of a map is, see admit.
+const (
+	ofClusterIPs = "ClusterIPs, node ports and the node's addresses"
+	ofFewRanges  = "Services with few source ranges"
+)
+
+// admit returns why there is no room for an entry that leaves the last part of the map to others, or nil. The error wraps
 // [maps.ErrFull].
-func (t *table[K, V]) admitExternal() error {
+func (t *table[K, V]) admit(others string) error {
 	n := t.Capacity()
 	if n == 0 || t.used < n-n/reserved {
 		return nil
 	}
 	if t.reserve == nil {
-		t.reserve = fmt.Errorf("map %s, %d entries, of which the last quarter is for ClusterIPs, node ports and the node's addresses: %w",
-			t.Name(), n, maps.ErrFull)
+		t.reserve = fmt.Errorf("map %s, %d entries, of which the last quarter is for %s: %w", t.Name(), n, others, maps.ErrFull)
 	}
 
 	return t.note(t.reserve)
@@ -95,7 +103,7 @@ func (t *table[K, V]) remove(k K, ours bool) error {
 	t.writes.Deletes++
 	if ours {
 		t.used--
-		t.freed = true
+		t.freed++
 	}
 
 	return nil
@@ -221,7 +229,7 @@ func (d *derived[K, V]) apply(now time.Time) error {
 	}
 	err := d.each(write, put)
 	failed := d.each(remove, d.unset)
-	if err != nil && d.wasFull && d.freed {
+	if err != nil && d.wasFull && d.freed > 0 {
 		err = d.each(write, put)
 	}
 	err = errors.Join(err, failed)

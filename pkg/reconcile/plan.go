@@ -19,6 +19,7 @@ type plan struct {
 	claimant  *lb.Claimant         // in whose name its frontends are claimed
 	ports     []plannedPort
 	frontends []plannedFrontend // catch-alls last: one refuses what comes after it
+	ranges    int               // of all ports
 }
 
 // portName identifies one port of a Service in one family.
@@ -165,7 +166,12 @@ func planOf(res *lb.Resolution) *plan {
 		}
 	}
 
-	return &plan{ports: pl.ports, frontends: frontends}
+	ranges := 0
+	for i := range pl.ports {
+		ranges += len(pl.ports[i].ranges)
+	}
+
+	return &plan{ports: pl.ports, frontends: frontends, ranges: ranges}
 }
 
 type planner struct {

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -251,8 +252,12 @@ func (r *Reconciler) publishBackend(p *port, b *plannedBackend) error {
 	return nil
 }
 
+// fewRanges is up to how many source ranges, of all ports, a Service may use the last part of the map.
+const fewRanges = 256
+
 // publishRanges writes the source ranges of a port. If one cannot be written, the pools are written
-// all the same: they admit too few clients then, but never too many.
+// all the same: they admit too few clients then, but never too many. A Service with many leaves the last part of the map to
+// those with few.
 func (r *Reconciler) publishRanges(p *port, want *plannedPort) {
 	// Without a frontend the ranges matter to restricted pools that are still in the maps.
 	if !want.owned && !r.restricted(p) {
@@ -278,8 +283,16 @@ func (r *Reconciler) publishRanges(p *port, want *plannedPort) {
 	for _, prefix := range want.ranges {
 		r.pay(costLook)
 		key := p.rangeKey(prefix)
-		if err := r.sourceRanges.set(key, 1); err != nil {
+		var err error
+		if _, there := r.sourceRanges.have[key]; !there && p.svc.plan.ranges > fewRanges {
+			err = r.sourceRanges.admit(ofFewRanges)
+		}
+		if err == nil {
+			err = r.sourceRanges.set(key, 1)
+		}
+		if err != nil {
 			p.svc.fail("source range "+prefix.String(), err)
+			p.svc.lacksRanges = p.svc.lacksRanges || errors.Is(err, maps.ErrFull)
 		} else if _, twice := planned[key]; !twice {
 			planned[key] = struct{}{}
 			written = append(written, key)
@@ -430,10 +443,10 @@ func (r *Reconciler) publishFrontend(svc *service, f *plannedFrontend, pl *pool)
 		return nil // a catch-all would refuse the ports that could not be published
 	}
 	if kind := lb.Kind(f.kind); !there && (kind == lb.KindLoadBalancer || kind == lb.KindExternalIP) {
-		if err := r.addrs.admit(f.key.Addr, svc.name); err != nil {
+		if err := r.addrs.admitExternal(f.key.Addr, svc.name); err != nil {
 			return err
 		}
-		if err := r.frontendIDs.admitExternal(); err != nil {
+		if err := r.frontendIDs.admit(ofClusterIPs); err != nil {
 			return err
 		}
 	}

@@ -96,8 +96,8 @@ type Reconciler struct {
 	broken    map[maps.FrontendKey]string
 
 	due         queue.Turns[*service] // by namespace
-	waiting     map[*service]struct{} // for their backoff to end
-	blocked     map[*service]struct{} // those among waiting for which there was no room
+	waiting     waiting               // for their backoff to end
+	blocked     blocked               // for lack of room
 	retirement  retirement
 	panics      []error      // of this Apply
 	freeAdopted func() error // frees adopted places that nothing led to; nil: done, or queued for a grace period
@@ -131,8 +131,6 @@ func New(cfg Config) (*Reconciler, error) {
 		departed:     newDeparted(),
 		services:     make(map[lb.ServiceName]*service),
 		broken:       make(map[maps.FrontendKey]string),
-		waiting:      make(map[*service]struct{}),
-		blocked:      make(map[*service]struct{}),
 	}
 	// An address that another proxy serves is known before the range that it is in.
 	r.serviceCIDRs.order = func(a, b maps.CIDRKey) int { return cmp.Compare(b.PrefixLen, a.PrefixLen) }
@@ -189,21 +187,23 @@ func (r *Reconciler) Room() maps.Room {
 // too, but then the writer waits until running programs have ended. Any goroutine may call it.
 func (r *Reconciler) Reserve(room maps.Room) error { return r.tables.Reserve(room) }
 
-// One Service may take 1/limitShare of a map. Arrays grow with the cluster and have no
-// capacity to share. Their limit is maxEndpoints for one port: the writer walks over these
+// One Service may take 1/limitShare of a map, and not more than the maps of the smallest machine would let it have. Arrays
+// grow with the cluster and have no capacity to share. Their limit is maxEndpoints for one port: the writer walks over these
 // in some milliseconds, which is the longest piece of work that it does not slice.
 const (
 	limitShare   = 8
 	maxEndpoints = 1 << 16
 )
 
-// DefaultLimits are how much one Service may take of maps of the sizes in maps.h.
+// DefaultLimits are how much one Service may take of maps of the sizes in maps.h, or larger ones.
 var DefaultLimits = lb.Limits{Frontends: 524288 / limitShare, SourceRanges: 65536 / limitShare, Endpoints: maxEndpoints}
 
 // LimitsOf returns how much of these maps one Service may take: no limit where a map has none.
 func LimitsOf(t maps.Tables) lb.Limits {
 	return lb.Limits{
-		Frontends: t.FrontendIDs.Capacity() / limitShare, SourceRanges: t.SourceRanges.Capacity() / limitShare, Endpoints: maxEndpoints,
+		Frontends:    min(t.FrontendIDs.Capacity()/limitShare, DefaultLimits.Frontends),
+		SourceRanges: min(t.SourceRanges.Capacity()/limitShare, DefaultLimits.SourceRanges),
+		Endpoints:    maxEndpoints,
 	}
 }
 
@@ -386,15 +386,9 @@ func (r *Reconciler) Apply() error {
 	fail(r.devices.apply(now))
 	fail(r.localCIDRs.apply(now))
 	fail(r.optedOut.apply(now))
-	var again []*service // their backoff is over
-	for svc := range r.waiting {
-		if svc.retry.isOver(now) {
-			again = append(again, svc)
-		}
-	}
-	r.markAllDirty(again)
+	r.markAllDirty(r.waiting.over(now))
 	for !r.spent() {
-		svc := r.nextDue()
+		svc := r.nextDue(now)
 		if svc == nil {
 			fail(r.serviceCIDRs.apply(now))
 
@@ -414,17 +408,20 @@ func (r *Reconciler) Apply() error {
 // Next returns when Apply has something to do, the zero time if it has now, and false if there is
 // nothing until something is Set or a grace period ends.
 func (r *Reconciler) Next() (time.Time, bool) {
-	if r.due.Len() > 0 || r.freeAdopted != nil || r.retirement.over > 0 || len(r.blocked) > 0 && r.hasRoom() {
+	if r.due.Len() > 0 || r.freeAdopted != nil || r.retirement.over > 0 {
 		return time.Time{}, true
 	}
-	var times []time.Time
+	times := make([]time.Time, 0, 8)
+	if r.blocked.count > 0 && r.freed() > 0 {
+		times = append(times, r.blocked.tried.Add(roomPause))
+	}
+	if len(r.waiting) > 0 {
+		times = append(times, r.waiting[0].retry.at)
+	}
 	for _, m := range []interface{ due() (time.Time, bool) }{r.addrs, r.devices, r.localCIDRs, r.optedOut, r.serviceCIDRs} {
 		if at, ok := m.due(); ok {
 			times = append(times, at)
 		}
-	}
-	for svc := range r.waiting {
-		times = append(times, svc.retry.at)
 	}
 	if len(times) == 0 {
 		return time.Time{}, false
@@ -444,8 +441,8 @@ func (r *Reconciler) Due() bool {
 func (r *Reconciler) markDirty(svc *service) {
 	svc.ensureWork()
 	svc.dirty = true
+	r.waiting.remove(svc)
 	svc.retry.at = time.Time{}
-	delete(r.waiting, svc)
 	r.enqueue(svc)
 }
 
@@ -472,14 +469,14 @@ func (r *Reconciler) markAllDirty(again []*service) {
 }
 
 // nextDue returns the Service whose turn it is, or nil. When no Service is due and a map that was
-// full has room again, the Services that it blocked are due.
-func (r *Reconciler) nextDue() *service {
-	if r.due.Len() == 0 && len(r.blocked) > 0 && r.hasRoom() {
+// full has room again, Services that it blocked are due: as many as entries were freed, since each needs one at least.
+func (r *Reconciler) nextDue(now time.Time) *service {
+	if freed := r.freed(); r.due.Len() == 0 && r.blocked.count > 0 && freed > 0 && !now.Before(r.blocked.tried.Add(roomPause)) {
+		r.blocked.tried = now
+		r.markAllDirty(r.blocked.next(freed))
 		for _, room := range r.rooms {
-			room.wasFull = room.wasFull && !room.freed
+			room.wasFull, room.freed = room.wasFull && (room.freed == 0 || r.blocked.count > 0), 0
 		}
-		r.markAllDirty(slices.Collect(stdmaps.Keys(r.blocked)))
-		clear(r.blocked)
 	}
 	svc, ok := r.due.Next()
 	if ok {
@@ -489,9 +486,16 @@ func (r *Reconciler) nextDue() *service {
 	return svc
 }
 
-// hasRoom reports whether something was freed where there was no room.
-func (r *Reconciler) hasRoom() bool {
-	return slices.ContainsFunc(r.rooms, func(room *room) bool { return room.wasFull && room.freed })
+// freed returns how many entries were freed where there was no room.
+func (r *Reconciler) freed() int {
+	sum := 0
+	for _, room := range r.rooms {
+		if room.wasFull {
+			sum += room.freed
+		}
+	}
+
+	return sum
 }
 
 // names yields what was written to service_ports.
@@ -514,7 +518,7 @@ func (r *Reconciler) work(svc *service, now time.Time) error {
 	if svc.worker == nil {
 		svc.publishing, svc.failed = svc.dirty && svc.retry.isOver(now), false
 		if svc.publishing {
-			svc.dirty, svc.failures, svc.blocked = false, nil, false
+			svc.dirty, svc.failures, svc.blocked, svc.lacksRanges = false, nil, false, false
 		}
 	}
 	before := len(svc.failures)
@@ -530,7 +534,7 @@ func (r *Reconciler) work(svc *service, now time.Time) error {
 	if done {
 		if svc.publishing && !svc.failed {
 			svc.retry, svc.panicked = backoff{}, ""
-			delete(r.blocked, svc)
+			r.blocked.remove(svc)
 		}
 		svc.publishing = false
 	}
@@ -540,9 +544,9 @@ func (r *Reconciler) work(svc *service, now time.Time) error {
 	case svc.failed:
 		svc.dirty = true
 		svc.retry.fail(now)
-		r.waiting[svc] = struct{}{}
+		r.waiting.add(svc)
 		if svc.blocked {
-			r.blocked[svc] = struct{}{}
+			r.blocked.add(svc)
 		}
 	case svc.again || len(svc.retiring[0])+len(svc.retiring[1]) > 0: // that came too late for this turn
 		r.enqueue(svc)

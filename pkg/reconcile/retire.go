@@ -189,7 +189,7 @@ func (r *Reconciler) retirePool(pl *pool) {
 		r.poolPlaces.give(pl.id)
 		r.spans.give(pl.slots)
 		r.spans.give(pl.table)
-		r.spans.freed = true
+		r.spans.freed++
 		p := pl.port
 		p.pools = slices.DeleteFunc(p.pools, func(other *pool) bool { return other == pl })
 		r.retireLater(p.svc)
@@ -340,7 +340,7 @@ func (r *Reconciler) takeOut(want *plannedPort) {
 				r.spans.give(pl.table)
 				pl.table = span{}
 			}
-			r.spans.freed = true
+			r.spans.freed++
 
 			return nil
 		})

@@ -123,3 +123,109 @@ func TestNamespacesTakeTurns(t *testing.T) {
 		t.Error("the other Service waits for all of them")
 	}
 }
+
+// A machine of 8 GiB has room for 100,000 dual-stack Services with a node port each: a share of that room for as many
+// of them.
+func TestManyServices(t *testing.T) {
+	const share, count = 16, 100_000
+	fakes, room := maps.NewFakes(1<<20), maps.LeastCapacities(8<<30)
+	fakes.FrontendIDs.Size, fakes.Addrs.Size = int(room[maps.NameFrontendIDs])/share, int(room[maps.NameAddrs])/share
+	fakes.Tables.Frontends.SetLimit(fakes.FrontendIDs.Size)
+	r, err := New(Config{Tables: fakes.Tables, Slice: 1 << 20})
+	lab.Must(t, err)
+	r.Prune()
+	for n := range count / share {
+		number, number6 := [4]byte{10, 96, byte(n >> 8), byte(n)}, [16]byte{0: 0xfd, 14: byte(n >> 8), 15: byte(n)}
+		svc := lb.Service{
+			Name: lb.ServiceName{Namespace: fmt.Sprint("ns-", n%100), Name: fmt.Sprint("service-", n)}, Type: lb.NodePort,
+			ClusterIPs: []netip.Addr{netip.AddrFrom4(number), netip.AddrFrom16(number6)}, Families: []lb.Family{lb.IPv4, lb.IPv6},
+			Ports: []lb.ServicePort{{Name: "web", Protocol: lb.TCP, Port: 80, NodePort: uint16(1 + n)}},
+		}
+		r.Set(svc.Name, time.Time{}, lb.Resolve(&svc, nil, &lb.Node{Name: "n1", Limits: DefaultLimits}))
+		mustApply(t, r)
+	}
+	if n := len(fakes.FrontendIDs.Entries); n != 12*count/share {
+		t.Errorf("%d frontends are in the map, want %d", n, 12*count/share)
+	}
+	if n := share * len(fakes.ServicePorts.Entries); n > maps.MaxServicePorts {
+		t.Errorf("%d service ports, and ids for %d", n, maps.MaxServicePorts)
+	}
+}
+
+// Services with many source ranges leave the last quarter of the map to those with few, and a Service without room is told
+// who has the most.
+func TestManySourceRanges(t *testing.T) {
+	fakes := maps.NewFakes(1 << 20)
+	fakes.SourceRanges.Size = 4096
+	r := mustNew(t, fakes.Tables, newTestClock())
+	set := func(namespace, name string, number, ranges int) lb.ServiceName {
+		h := newHeavy(1, ranges, 0, 0)
+		h.Name = lb.ServiceName{Namespace: namespace, Name: name}
+		h.ClusterIPs[0] = netip.AddrFrom4([4]byte{10, 96, 1, byte(number)})
+		h.LoadBalancers[0].Addr = netip.AddrFrom4([4]byte{192, 0, 2, byte(number)})
+		r.Set(h.Name, time.Time{}, h.resolve())
+		for range 50 {
+			if err := r.Apply(); err != nil && !errors.Is(err, maps.ErrFull) {
+				t.Fatal(err)
+			}
+		}
+
+		return h.Name
+	}
+	for n := range 8 {
+		set("greedy", fmt.Sprint("many-", n), n, 1000)
+	}
+	few := set("tenant", "few", 100, 200)
+	if status, _ := r.Status(few); !status.Programmed {
+		t.Errorf("a Service with few source ranges is not programmed: %v", status.Failures)
+	}
+	many := set("tenant", "many", 101, 1000)
+	status, _ := r.Status(many)
+	if want := (Holder{"greedy", "source ranges"}); status.Holder != want {
+		t.Errorf("a Service with many source ranges: %+v has the most, want %+v", status.Holder, want)
+	}
+}
+
+// Of the Services without room as many are tried again as entries were freed, and rounds of that have a pause.
+func TestRefusedServicesAreTriedSparingly(t *testing.T) {
+	const fit, waiting = 10, 1000
+	fakes, clock := maps.NewFakes(1<<20), newTestClock()
+	fakes.FrontendIDs.Size = 4 * fit // two scopes of a ClusterIP and of its catch-all
+	r := mustNew(t, fakes.Tables, clock)
+	apply := func() {
+		for range 20 {
+			if err := r.Apply(); err != nil && !errors.Is(err, maps.ErrFull) {
+				t.Fatal(err)
+			}
+			graces(r)
+		}
+	}
+	name := func(n int) lb.ServiceName {
+		return lb.ServiceName{Namespace: fmt.Sprint("ns-", n%3), Name: fmt.Sprint("service-", n)}
+	}
+	for n := range fit + waiting {
+		svc := lb.Service{
+			Name: name(n), ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)})}, Families: []lb.Family{lb.IPv4},
+			Ports: []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
+		}
+		r.Set(svc.Name, time.Time{}, lb.Resolve(&svc, nil, &lb.Node{Name: "n1"}))
+		apply()
+	}
+	clock.pass(100 * time.Millisecond) // no backoff is over
+	if allocs := testing.AllocsPerRun(10, func() { r.Next() }); allocs > 1 {
+		t.Errorf("to find when to go on takes %v allocations beside %d Services that wait", allocs, waiting)
+	}
+	r.Delete(name(0))
+	apply()
+	programmed, again := 0, 0
+	for n := range fit + waiting {
+		if status, _ := r.Status(name(n)); status.Programmed {
+			programmed++
+		} else if svc := r.services[name(n)]; svc != nil && svc.retry.delay > firstRetry {
+			again++
+		}
+	}
+	if programmed != fit || again > 20 {
+		t.Errorf("%d Services are programmed after one was deleted, want %d; and %d were refused again", programmed, fit, again)
+	}
+}

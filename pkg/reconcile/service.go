@@ -20,7 +20,9 @@ type service struct {
 	wanted  bool // it was Set, and has not been deleted
 	adopted bool // found in the maps, and no plan has replaced that yet
 
-	queued bool // in Reconciler.due
+	queued    bool // in Reconciler.due
+	lacksRoom bool // see blocked
+	hasTurn   bool // in the turns of blocked
 
 	plan  *plan   // the last one of which all claims are entered
 	ports []*port // in the maps
@@ -37,11 +39,13 @@ type work struct {
 	// deleted first, and others.
 	retiring [2][]maps.FrontendKey
 
-	dirty    bool // the plan is to be published
-	retry    backoff
-	failures []Failure
-	blocked  bool   // a map was full
-	panicked string // the last panic, of which the stack was reported
+	dirty       bool // the plan is to be published
+	retry       backoff
+	place       int // in Reconciler.waiting, from 1 on; 0: it does not wait
+	failures    []Failure
+	blocked     bool   // a map was full
+	lacksRanges bool   // that was source_ranges
+	panicked    string // the last panic, of which the stack was reported
 
 	// Of the turn:
 	worker     *worker // pauses in the middle of it; may be nil

@@ -48,9 +48,14 @@ type Status struct {
 	Retry      time.Time // when failures are tried again; zero if there are none
 	Lost       []Loss
 	Overlaps   []Overlap
-	// Holder is the namespace whose Services have the most frontends, if Failures are for lack of room; those
-	// that a Service has left count as well while their address drains.
-	Holder string
+	// Holder has the most of what there is no room for, if Failures are for lack of room.
+	Holder Holder
+}
+
+// Holder is the namespace whose Services have the most of something.
+type Holder struct {
+	Namespace string
+	Of        string // "frontends", with those at addresses that drain and that a Service has left, or "source ranges"
 }
 
 // Status returns the state of a Service, and false if it is not Set.
@@ -60,7 +65,7 @@ func (r *Reconciler) Status(name lb.ServiceName) (Status, bool) {
 		return Status{}, false
 	}
 
-	return r.status(svc, r.adopts(noPause), r.holder(noPause), noPause), true
+	return r.status(svc, r.adopts(noPause), r.holders(noPause), noPause), true
 }
 
 // Programmed reports whether the maps are as a Service wants, as in its Status, or the Service is
@@ -94,7 +99,7 @@ func (r *Reconciler) StatusesInSteps() iter.Seq[*Status] {
 
 			return goesOn
 		}
-		adopts, holder := r.adopts(pause), r.holder(pause)
+		adopts, most := r.adopts(pause), r.holders(pause)
 		for _, svc := range r.services {
 			if !goesOn {
 				return
@@ -102,7 +107,7 @@ func (r *Reconciler) StatusesInSteps() iter.Seq[*Status] {
 			if !svc.wanted && (svc.work == nil || len(svc.failures) == 0) {
 				continue
 			}
-			if s := r.status(svc, adopts, holder, pause); !goesOn || !yield(&s) {
+			if s := r.status(svc, adopts, most, pause); !goesOn || !yield(&s) {
 				return
 			}
 		}
@@ -131,32 +136,41 @@ func (r *Reconciler) adopts(pause func() bool) bool {
 	return false
 }
 
-// holder returns the namespace whose Services have the most frontends, if some Service waits for room, else "". It calls
-// pause between steps, and ends if that returns false.
-func (r *Reconciler) holder(pause func() bool) (most string) {
-	if len(r.blocked) == 0 {
-		return ""
+// holders are the namespaces whose Services have the most.
+type holders struct{ ofFrontends, ofRanges string }
+
+// holders returns them, if some Service waits for room. It calls pause between steps, and ends if that returns false.
+func (r *Reconciler) holders(pause func() bool) (most holders) {
+	if r.blocked.count == 0 {
+		return most
 	}
-	n, frontends := 0, make(map[string]int)
-	add := func(namespace string, count int) bool {
+	n, frontends, ranges := 0, make(map[string]int), make(map[string]int)
+	add := func(namespace string, count, rangeCount int) bool {
 		frontends[namespace] += count
+		ranges[namespace] += rangeCount
 		n++
 
 		return n%stepSize != 0 || pause()
 	}
 	for name, svc := range r.services {
-		if !add(name.Namespace, len(svc.plan.frontends)) {
-			return ""
+		if !add(name.Namespace, len(svc.plan.frontends), svc.plan.ranges) {
+			return most
 		}
 	}
 	for name, addrs := range r.addrs.drains {
-		if !add(name.Namespace, addrs) {
-			return ""
+		if !add(name.Namespace, addrs, 0) {
+			return most
 		}
 	}
-	delete(frontends, nameless.Namespace)
-	for namespace, count := range frontends {
-		if count > frontends[most] || count == frontends[most] && namespace < most {
+
+	return holders{largest(frontends), largest(ranges)}
+}
+
+// largest returns the namespace with the highest count, the first one of several, and "" if there is none.
+func largest(counts map[string]int) (most string) {
+	delete(counts, nameless.Namespace)
+	for namespace, count := range counts {
+		if count > counts[most] || count == counts[most] && namespace < most {
 			most = namespace
 		}
 	}
@@ -167,12 +181,15 @@ func (r *Reconciler) holder(pause func() bool) (most string) {
 // status returns the status of one Service. It looks up the owners of frontends that the Service
 // does not own, and of the others only if an adopted Service may hold them. It calls pause between steps, and ends if that
 // returns false.
-func (r *Reconciler) status(svc *service, adopts bool, holder string, pause func() bool) Status {
+func (r *Reconciler) status(svc *service, adopts bool, most holders, pause func() bool) Status {
 	s := Status{Service: svc.name, Programmed: svc.programmed()}
 	if svc.work != nil {
 		s.Failures = svc.failures
-		if svc.blocked {
-			s.Holder = holder
+		switch {
+		case svc.lacksRanges:
+			s.Holder = Holder{most.ofRanges, "source ranges"}
+		case svc.blocked:
+			s.Holder = Holder{most.ofFrontends, "frontends"}
 		}
 		if svc.dirty {
 			s.Retry = svc.retry.at

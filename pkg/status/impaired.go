@@ -65,8 +65,8 @@ func ImpairedOf(statuses iter.Seq[reconcile.Status]) Impaired {
 // failureTexts returns why a Service is not in the maps as it should be, and first who has the room that it lacks.
 func failureTexts(status reconcile.Status) []string {
 	var texts []string
-	if status.Holder != "" {
-		texts = append(texts, "there is no room, and Services of namespace "+status.Holder+" have the most frontends")
+	if holder := status.Holder; holder.Namespace != "" {
+		texts = append(texts, "there is no room, and Services of namespace "+holder.Namespace+" have the most "+holder.Of)
 	}
 	for _, f := range status.Failures {
 		texts = append(texts, f.Error())
