@@ -36,6 +36,7 @@ const (
 	deviceMapSlFrontends                = "sl_frontends"
 	deviceMapSlHalfOpen                 = "sl_half_open"
 	deviceMapSlHandshakes               = "sl_handshakes"
+	deviceMapSlHeartbeat                = "sl_heartbeat"
 	deviceMapSlIcmpBudgets              = "sl_icmp_budgets"
 	deviceMapSlListeners                = "sl_listeners"
 	deviceMapSlLocalCidrs               = "sl_local_cidrs"
@@ -161,6 +162,7 @@ type deviceMapSpecs struct {
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.MapSpec `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -260,6 +262,7 @@ type deviceMaps struct {
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.Map `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -310,6 +313,7 @@ func (m *deviceMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlHandshakes,
+		m.SlHeartbeat,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

@@ -57,6 +57,7 @@ const (
 	healMapSlFrontends     = "sl_frontends"
 	healMapSlHalfOpen      = "sl_half_open"
 	healMapSlHandshakes    = "sl_handshakes"
+	healMapSlHeartbeat     = "sl_heartbeat"
 	healMapSlIcmpBudgets   = "sl_icmp_budgets"
 	healMapSlListeners     = "sl_listeners"
 	healMapSlLocalCidrs    = "sl_local_cidrs"
@@ -155,6 +156,7 @@ type healMapSpecs struct {
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.MapSpec `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -229,6 +231,7 @@ type healMaps struct {
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.Map `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -275,6 +278,7 @@ func (m *healMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlHandshakes,
+		m.SlHeartbeat,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

@@ -35,6 +35,7 @@ const (
 	iterMapSlFrontends      = "sl_frontends"
 	iterMapSlHalfOpen       = "sl_half_open"
 	iterMapSlHandshakes     = "sl_handshakes"
+	iterMapSlHeartbeat      = "sl_heartbeat"
 	iterMapSlIcmpBudgets    = "sl_icmp_budgets"
 	iterMapSlListeners      = "sl_listeners"
 	iterMapSlLocalCidrs     = "sl_local_cidrs"
@@ -133,6 +134,7 @@ type iterMapSpecs struct {
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.MapSpec `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -203,6 +205,7 @@ type iterMaps struct {
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.Map `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -249,6 +252,7 @@ func (m *iterMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlHandshakes,
+		m.SlHeartbeat,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

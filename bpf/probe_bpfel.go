@@ -104,6 +104,7 @@ const (
 	probeMapSlFrontends                = "sl_frontends"
 	probeMapSlHalfOpen                 = "sl_half_open"
 	probeMapSlHandshakes               = "sl_handshakes"
+	probeMapSlHeartbeat                = "sl_heartbeat"
 	probeMapSlIcmpBudgets              = "sl_icmp_budgets"
 	probeMapSlListeners                = "sl_listeners"
 	probeMapSlLocalCidrs               = "sl_local_cidrs"
@@ -232,6 +233,7 @@ type probeMapSpecs struct {
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.MapSpec `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -334,6 +336,7 @@ type probeMaps struct {
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.Map `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -384,6 +387,7 @@ func (m *probeMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlHandshakes,
+		m.SlHeartbeat,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

@@ -42,6 +42,7 @@ const (
 	sockMapSlFrontends                = "sl_frontends"
 	sockMapSlHalfOpen                 = "sl_half_open"
 	sockMapSlHandshakes               = "sl_handshakes"
+	sockMapSlHeartbeat                = "sl_heartbeat"
 	sockMapSlIcmpBudgets              = "sl_icmp_budgets"
 	sockMapSlListeners                = "sl_listeners"
 	sockMapSlLocalCidrs               = "sl_local_cidrs"
@@ -165,6 +166,7 @@ type sockMapSpecs struct {
 	SlFrontends     *ebpf.MapSpec `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.MapSpec `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -248,6 +250,7 @@ type sockMaps struct {
 	SlFrontends     *ebpf.Map `ebpf:"sl_frontends"`
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
 	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.Map `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -294,6 +297,7 @@ func (m *sockMaps) Close() error {
 		m.SlFrontends,
 		m.SlHalfOpen,
 		m.SlHandshakes,
+		m.SlHeartbeat,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

@@ -36,6 +36,7 @@ const (
 	synMapSlHalfOpen      = "sl_half_open"
 	synMapSlHandshakeUs   = "sl_handshake_us"
 	synMapSlHandshakes    = "sl_handshakes"
+	synMapSlHeartbeat     = "sl_heartbeat"
 	synMapSlIcmpBudgets   = "sl_icmp_budgets"
 	synMapSlListeners     = "sl_listeners"
 	synMapSlLocalCidrs    = "sl_local_cidrs"
@@ -131,6 +132,7 @@ type synMapSpecs struct {
 	SlHalfOpen      *ebpf.MapSpec `ebpf:"sl_half_open"`
 	SlHandshakeUs   *ebpf.MapSpec `ebpf:"sl_handshake_us"`
 	SlHandshakes    *ebpf.MapSpec `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.MapSpec `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.MapSpec `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.MapSpec `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.MapSpec `ebpf:"sl_local_cidrs"`
@@ -202,6 +204,7 @@ type synMaps struct {
 	SlHalfOpen      *ebpf.Map `ebpf:"sl_half_open"`
 	SlHandshakeUs   *ebpf.Map `ebpf:"sl_handshake_us"`
 	SlHandshakes    *ebpf.Map `ebpf:"sl_handshakes"`
+	SlHeartbeat     *ebpf.Map `ebpf:"sl_heartbeat"`
 	SlIcmpBudgets   *ebpf.Map `ebpf:"sl_icmp_budgets"`
 	SlListeners     *ebpf.Map `ebpf:"sl_listeners"`
 	SlLocalCidrs    *ebpf.Map `ebpf:"sl_local_cidrs"`
@@ -249,6 +252,7 @@ func (m *synMaps) Close() error {
 		m.SlHalfOpen,
 		m.SlHandshakeUs,
 		m.SlHandshakes,
+		m.SlHeartbeat,
 		m.SlIcmpBudgets,
 		m.SlListeners,
 		m.SlLocalCidrs,

@@ -16,6 +16,7 @@ const (
 	NameCIDRCovers   = "cidr_covers"
 	NameLocalCIDRs   = "local_cidrs"
 	NameOptedOut     = "opted_out"
+	NameHeartbeat    = "heartbeat"
 	NameAffinity     = "affinity"
 	NameClaims       = "claims"
 	NameSockState    = "sock_state"
@@ -73,6 +74,7 @@ var descriptions = []description{
 	{name: NameCIDRCovers, content: "the first 64 bits of these prefixes, a filter of `service_cidrs`", writers: "agent"},
 	{name: NameLocalCIDRs, content: "prefix → it is of pods on this node (empty, unless `--detect-local-mode` requires addresses)", writers: "agent"},
 	{name: NameOptedOut, content: "UID of a pod of this node, with dashes and with underscores → its sockets are left alone (empty without `--pod-opt-out`)", writers: "agent"},
+	{name: NameHeartbeat, content: "when the agent last ran, in nanoseconds of the clock of programs (CLOCK_MONOTONIC)", writers: "agent"},
 	{name: NameAffinity, state: true, content: "client, service port id → backend id, last used", writers: "datapath"},
 	{name: NameClaims, state: true, content: "the same, of clients with unconfirmed flows", writers: "datapath"},
 	{name: NameSockState, state: true, content: "connected socket → its original destination and its backend (deleted with the socket)", writers: "datapath"},

@@ -129,8 +129,9 @@ func NewFakes(slots int) *Fakes {
 			NewFakeArray[BackendLoad](NameBackendLoad, places),
 			NewFakeArray[BackendHandshakes](NameBackendHandshakes, places),
 		},
-		Health: NewFakeArray[BackendHealth](NameHealth, places),
-		Counts: noCounts{},
+		Health:    NewFakeArray[BackendHealth](NameHealth, places),
+		Counts:    noCounts{},
+		Heartbeat: &Heartbeat{shared[uint64]{values: make([]uint64, 1)}},
 	}}
 	f.faults = []*Faults{&f.Frontends.Faults, &f.Pools.Faults, &f.Slots.Faults, &f.Backends.Faults}
 	f.FrontendIDs = newFakeTable(f, &f.Tables.FrontendIDs, NameFrontendIDs)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -228,6 +229,22 @@ func Now() uint64 {
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it cannot fail: the clock exists
 
 	return uint64(now.Nano())
+}
+
+// Heartbeat is the heartbeat map in this process' memory. The agent beats every few seconds.
+type Heartbeat struct{ shared[uint64] }
+
+// Beat notes that the agent runs.
+func (h *Heartbeat) Beat() { atomic.StoreUint64(&h.values[0], Now()) }
+
+// LastBeat returns when the agent last ran, or the zero time if none has since the map was made.
+func (h *Heartbeat) LastBeat() time.Time {
+	beat := atomic.LoadUint64(&h.values[0])
+	if beat == 0 {
+		return time.Time{}
+	}
+
+	return time.Now().Add(-time.Duration(Now() - beat))
 }
 
 // May reports whether a packet with this key at [HookEgress] may belong to a flow.

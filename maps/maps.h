@@ -185,6 +185,15 @@ struct {
 	__type(value, __u32);
 } sl_opted_out SEC(".maps");
 
+/* One value: when the agent last ran, as bpf_ktime_get_ns(). No program reads it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_heartbeat SEC(".maps");
+
 /*
  * Written by the datapath. They are pinned in the folder of maps.StateVersion, and shared by
  * builds whose agents fill their maps in different layouts. Socket storage cannot be copied:

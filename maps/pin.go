@@ -342,11 +342,12 @@ func (p *Pinned) mapFilters() error {
 	sources, errSources := mapShared[uint32](p.byName[NameSourceFilter], NameSourceFilter)
 	usage, errUsage := mapShared[int64](p.byName[NameFlowUsage], NameFlowUsage)
 	listeners, errListeners := mapShared[uint64](p.byName[NameListeners], NameListeners)
+	heartbeat, errHeartbeat := mapShared[uint64](p.byName[NameHeartbeat], NameHeartbeat)
 	p.AddrFilter, p.CIDRCovers = newAddrFilter(addrs), newCIDRCovers(covers)
 	p.PortFilter, p.SourceFilter = &PortFilter{ports}, &SourceFilter{sources}
-	p.FlowUsage, p.listeners = &FlowUsage{usage}, listeners
+	p.FlowUsage, p.listeners, p.Heartbeat = &FlowUsage{usage}, listeners, &Heartbeat{heartbeat}
 
-	return errors.Join(errAddrs, errCovers, errPorts, errSources, errUsage, errListeners)
+	return errors.Join(errAddrs, errCovers, errPorts, errSources, errUsage, errListeners, errHeartbeat)
 }
 
 // mapArrays maps the arrays into this process' memory.
@@ -601,7 +602,7 @@ func (p *Pinned) PinAgain() ([]string, error) {
 func (p *Pinned) Close() error {
 	errs := []error{p.closeOutdated()}
 	if p.SourceFilter != nil {
-		errs = append(errs, p.AddrFilter.close(), p.CIDRCovers.close(), p.PortFilter.close(), p.SourceFilter.close(), p.FlowUsage.close(), p.listeners.close())
+		errs = append(errs, p.AddrFilter.close(), p.CIDRCovers.close(), p.PortFilter.close(), p.SourceFilter.close(), p.FlowUsage.close(), p.listeners.close(), p.Heartbeat.close())
 	}
 	for _, c := range p.chunked {
 		errs = append(errs, c.close())

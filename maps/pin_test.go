@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -45,6 +46,25 @@ func TestExplainMemlock(t *testing.T) {
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), want) || want != "SYS_RESOURCE" && strings.Contains(err.Error(), "SYS_RESOURCE") {
 			t.Errorf("on Linux %#x: %v, want one that names %s only", version, err, want)
 		}
+	}
+}
+
+// Who looks at a node without an agent learns from the pins since when there is none.
+func TestHeartbeat(t *testing.T) {
+	root := lab.MustBPFRoot(t)
+	first := mustCreate(t, root, small())
+	if at := first.Heartbeat.LastBeat(); !at.IsZero() {
+		t.Errorf("no agent has run, but one at %v", at)
+	}
+	first.Heartbeat.Beat()
+	before := time.Now()
+	lab.Must(t, first.Close())
+	time.Sleep(50 * time.Millisecond)
+	later, err := Load(root)
+	lab.Must(t, err)
+	defer later.Close()
+	if d := before.Sub(later.Heartbeat.LastBeat()); d < -10*time.Millisecond || d > 10*time.Millisecond {
+		t.Errorf("the last beat is %v off", d)
 	}
 }
 

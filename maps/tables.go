@@ -28,6 +28,7 @@ type Tables struct {
 	Loads        Loads                         // programs and package flow write them
 	Health       *Array[BackendHealth]         // programs write it; by the index of a backend id
 	Counts       Counts
+	Heartbeat    *Heartbeat
 }
 
 // Counts are the counts of service ports: [Stats], or a fake.

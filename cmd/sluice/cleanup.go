@@ -87,7 +87,7 @@ func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 	if err == nil {
 		if err = drainFlows(cmd.Context(), cmd.OutOrStdout(), where, drain); err == nil {
 			listUnowned(cmd.OutOrStdout(), where)
-			err = datapath.Remove(where.bpfRoot)
+			err = errors.Join(datapath.Remove(where.bpfRoot), status.RemoveSocket(where.socket))
 		}
 		err = errors.Join(err, lock.Release())
 	}

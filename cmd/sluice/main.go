@@ -116,6 +116,7 @@ func newRoot() *cobra.Command {
 		newVersion(),
 		newMan(),
 		newProbe(),
+		newWait(),
 	)
 
 	return root

@@ -44,11 +44,17 @@ type plugin struct {
 	nodes     []string
 }
 
+// Lists of 100,000 Services are shorter than an answer of a verb may be, and those of 10,000 than what the page asks for.
+const (
+	maxAnswer     = 512 << 20
+	maxAnswerOfUI = 64 << 20
+)
+
 // streamed are the verbs whose output has no end.
 var streamed = []string{"monitor"}
 
 func newPlugin() *cobra.Command {
-	p := &plugin{rules: clientcmd.NewDefaultClientConfigLoadingRules(), overrides: &clientcmd.ConfigOverrides{}}
+	p := &plugin{rules: clientcmd.NewDefaultClientConfigLoadingRules(), overrides: &clientcmd.ConfigOverrides{}, cluster: remote.Cluster{MaxAnswer: maxAnswer}}
 	root := &cobra.Command{
 		Use:   pluginName,
 		Short: "Look at Sluice on all nodes of a cluster, or on some",
@@ -99,6 +105,7 @@ func (p *plugin) newUI() *cobra.Command {
 			if err := p.connect(); err != nil {
 				return err
 			}
+			p.cluster.MaxAnswer = maxAnswerOfUI
 			if _, err := p.cluster.Nodes(cmd.Context(), p.nodes...); err != nil {
 				return err
 			}
@@ -209,6 +216,9 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 		words = append(words, "--output=json")
 		answers := p.cluster.Ask(ctx, nodes, func(remote.Node) []string { return words })
 		drawClusterStatus(cmd.OutOrStdout(), answers, time.Now())
+		if len(p.nodes) == 0 && len(args) == 0 {
+			p.printNodesWithout(cmd, nodes)
+		}
 
 		return codeOfAnswers(answers)
 	}
@@ -243,6 +253,18 @@ func (p *plugin) run(cmd, verb *cobra.Command, args []string) error {
 	}
 
 	return codeOfAnswers(answers)
+}
+
+// printNodesWithout prints which nodes have no pod of Sluice: what an agent programmed there stays in force. Nodes that are
+// left out on purpose are no error.
+func (p *plugin) printNodesWithout(cmd *cobra.Command, nodes []remote.Node) {
+	switch names, err := p.cluster.NodesWithout(cmd.Context(), nodes); {
+	case err != nil:
+		fmt.Fprintln(printable{cmd.ErrOrStderr()}, err)
+	case len(names) > 0:
+		fmt.Fprintf(printable{cmd.OutOrStdout()}, "no pod of Sluice: %s: what an agent programmed there stays in force; with deploy/nodes, they are asked, too\n",
+			remote.Names(names, len(names)+len(nodes)))
+	}
 }
 
 // withPod returns the answers of the nodes that have the pod of --pod: each pod is on one node only, so that the others say

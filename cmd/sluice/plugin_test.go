@@ -36,8 +36,9 @@ func TestClusterStatus(t *testing.T) {
 		answer("d", `,"errors":[{"service":"shop/web","error":"no room"}]`),
 		answer("e", `,"synced":false`),
 		{Node: "f", Out: `{"running":false}`, Code: 1},
-		{Node: "g", Code: 2, Err: errors.New("refused")},
-		{Node: "h", Code: 1, Errors: "sluice: no BTF\n"},
+		{Node: "g", Out: `{"running":false,"maps":[{"name":"addrs"}],"lastRan":"2026-01-02T03:30:00Z"}`, Code: 1},
+		{Node: "h", Code: 2, Err: errors.New("refused")},
+		{Node: "i", Code: 1, Errors: "sluice: no BTF\n"},
 	}, time.Date(2026, 1, 2, 4, 0, 0, 0, time.UTC))
 	want := `NODE   AGENT         UP       SERVICES   HOOKS   DEVICES   FLOWS   STATE
 a      v1            1h0m0s   3          1       1         10 %    ok
@@ -45,9 +46,10 @@ b      v1            1h0m0s   3          1       1         10 %    ok
 c      v2            1h0m0s   3          1       1         10 %    NOT WELL, see below
 d      v1            1h0m0s   3          1       1         10 %    NOT WELL, see below
 e      v1            1h0m0s   3          1       1         10 %    waiting for Services
-f      not running   -        -          0       0         0 %     NO AGENT: what is programmed stays in force
-g      -             -        -          -       -         -       NO ANSWER: refused
-h      -             -        -          -       -         -       sluice: no BTF
+f      not running   -        -          0       0         0 %     no agent, and nothing is programmed
+g      not running   -        -          0       0         0 %     NO AGENT: programs without an agent since 2026-01-02T03:30:00Z (30m0s)
+h      -             -        -          -       -         -       NO ANSWER: refused
+i      -             -        -          -       -         -       sluice: no BTF
 
 c, d: Service shop/web: no room
 differs: version: v1 on a, b, d, e; v2 on c

@@ -51,7 +51,7 @@ func drawClusterStatus(w io.Writer, answers []remote.Answer, now time.Time) {
 		}
 		unattached := func(d datapath.DeviceState) bool { return d.Attached == "" }
 		t.row(s.node, agent, up, services, strconv.Itoa(len(s.Hooks)), strconv.Itoa(len(slices.DeleteFunc(slices.Clone(s.Devices), unattached))),
-			fmt.Sprintf("%d %%", s.Flows.Flows.Percent()), s.state())
+			fmt.Sprintf("%d %%", s.Flows.Flows.Percent()), s.state(now))
 	}
 	t.note("")
 	// What is wrong is printed once for all nodes on which it is.
@@ -119,12 +119,14 @@ func differences(nodes []nodeStatus, of func(nodeStatus) string) string {
 }
 
 // state is one word for a table.
-func (s nodeStatus) state() string {
+func (s nodeStatus) state(now time.Time) string {
 	switch {
 	case s.Hung != "":
 		return "THE AGENT DOES NOT ANSWER: what is programmed stays in force"
+	case !s.Running && len(s.Maps) == 0:
+		return "no agent, and nothing is programmed"
 	case !s.Running:
-		return "NO AGENT: what is programmed stays in force"
+		return "NO AGENT: " + status.WithoutAgent(s.LastRan, now)
 	case !s.Synced:
 		return "waiting for Services"
 	case !s.Well():

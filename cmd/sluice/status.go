@@ -130,7 +130,7 @@ func drawAgent(t *table, s status.Status) {
 	case !s.Running && len(s.Maps) == 0:
 		t.note("agent     not running, and nothing is programmed")
 	case !s.Running:
-		t.note("agent     not running: what is programmed stays in force, changes are not followed")
+		t.note("agent     not running: what is programmed stays in force, changes are not followed; " + status.WithoutAgent(s.LastRan, time.Now()))
 	case !s.Synced:
 		t.note(fmt.Sprintf("agent     %s, waiting for the first complete list of Services from %s", s.Version, s.Source))
 	default:

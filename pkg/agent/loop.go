@@ -119,6 +119,7 @@ func (a *agent) loop(ctx context.Context) error {
 	retired := time.NewTimer(0)
 	defer retired.Stop()
 	a.proxy.Started()
+	a.tables.Heartbeat.Beat()
 	services, self, pods := a.source.Synced(), a.source.NodeSynced(), a.source.PodsSynced()
 	var nodeTimeout <-chan time.Time
 	waited := false // long enough for the Node
@@ -166,6 +167,7 @@ func (a *agent) loop(ctx context.Context) error {
 			act = a.compare
 		case <-impaired.C:
 			act = a.reportImpaired
+			a.tables.Heartbeat.Beat()
 		case <-retired.C: // a grace period may begin
 		}
 		known := services == nil && (self == nil || waited)

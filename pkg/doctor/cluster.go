@@ -236,8 +236,8 @@ func checkConfiguration(n Node) []Finding {
 func checkAgent(n Node) []Finding {
 	switch s, err := n.Agent.Value, n.Agent.Err; {
 	case errors.Is(err, status.ErrNotRunning) && n.Pins.Err == nil && len(n.Pins.Value.Folders) > 0:
-		return problem("no agent runs; what is programmed stays in force, and changes are not followed",
-			"Start the agent, or remove what it left with sluice cleanup.")
+		return problem(status.WithoutAgent(n.Pins.Value.LastRan, time.Now())+": what is programmed stays in force, and changes are not followed",
+			"Start the agent, or remove what it left: sluice cleanup on the node, deploy/cleanup on all nodes.")
 	case errors.Is(err, status.ErrNotRunning):
 		return ok("no agent runs, and nothing is programmed")
 	case errors.Is(err, status.ErrHung):

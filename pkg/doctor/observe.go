@@ -89,6 +89,8 @@ type Pins struct {
 	Complete   bool     // all maps of this build's layout are there
 	Others     []string // of builds with another layout
 	Unreadable error    // why this build cannot read those of its own layout
+	// LastRan is when an agent last ran; zero if that is not known.
+	LastRan time.Time
 }
 
 // Forwarding is for which families the kernel forwards packets.
@@ -292,7 +294,7 @@ func readPins(root string) (Pins, error) {
 		return p, err
 	}
 
-	p.Complete = true
+	p.Complete, p.LastRan = true, pinned.Heartbeat.LastBeat()
 
 	return p, pinned.Close()
 }

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -26,8 +27,12 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// Selector selects the pods of the DaemonSet, in any installation.
-const Selector = "app.kubernetes.io/name=sluice"
+// label has the pods of the DaemonSet, in any installation, and with another value those of deploy/nodes, in which verbs
+// run on nodes without the former.
+const label = "app.kubernetes.io/name"
+
+// Selector selects the pods of both.
+const Selector = label + " in (sluice, sluice-nodes)"
 
 // container is the name of the agent's container in these pods.
 const container = "sluice"
@@ -45,6 +50,8 @@ type Cluster struct {
 	Timeout  time.Duration
 	// Input is what each verb reads, nil if they read nothing.
 	Input []byte
+	// MaxAnswer limits what a verb may print on one node, in bytes, beside which a node could answer without end.
+	MaxAnswer int
 }
 
 // Node is a node that has a pod of the DaemonSet.
@@ -62,7 +69,7 @@ func (c *Cluster) Nodes(ctx context.Context, names ...string) ([]Node, error) {
 		return nil, fmt.Errorf("pods of Sluice in namespace %s: %w", c.Namespace, err)
 	}
 	if len(pods.Items) == 0 {
-		return nil, fmt.Errorf("no pod in namespace %s has the label %s: is Sluice installed in another namespace (--sluice-namespace)?", c.Namespace, Selector)
+		return nil, fmt.Errorf("no pod in namespace %s has the label %s: is Sluice installed in another namespace (--sluice-namespace)? What an agent programmed stays in force without it: docs/install.md tells how to remove that", c.Namespace, Selector)
 	}
 	newest := make(map[string]corev1.Pod)
 	for _, pod := range pods.Items {
@@ -87,11 +94,31 @@ func (c *Cluster) Nodes(ctx context.Context, names ...string) ([]Node, error) {
 	return nodes, nil
 }
 
-// isBetter reports whether a pod is to be asked rather than another one of its node: one that runs, and
+// NodesWithout returns the names of the other nodes that an agent could run on.
+func (c *Cluster) NodesWithout(ctx context.Context, pods []Node) (names []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	nodes, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: corev1.LabelOSStable + "=linux"})
+	if err != nil {
+		return nil, fmt.Errorf("nodes without a pod of Sluice are not known: %w", err)
+	}
+	for _, node := range nodes.Items {
+		if !slices.ContainsFunc(pods, func(with Node) bool { return with.Name == node.Name }) {
+			names = append(names, node.Name)
+		}
+	}
+
+	return names, nil
+}
+
+// isBetter reports whether a pod is to be asked rather than another one of its node: one that runs, the agent's, and
 // the younger of two, since the older one is being replaced.
 func isBetter(pod, other corev1.Pod) bool {
 	if runs := notRunning(pod) == ""; runs != (notRunning(other) == "") {
 		return runs
+	}
+	if agent := pod.Labels[label] == "sluice"; agent != (other.Labels[label] == "sluice") {
+		return agent
 	}
 
 	return other.CreationTimestamp.Before(&pod.CreationTimestamp)
@@ -216,12 +243,17 @@ func (c *Cluster) Ask(ctx context.Context, nodes []Node, verb func(Node) []strin
 		group.Go(func() error {
 			limited, cancel := context.WithTimeout(ctx, c.Timeout)
 			defer cancel()
-			var out, errs bytes.Buffer
-			code, err := c.Run(limited, node, verb(node), &out, &errs)
-			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			out, errs := &answer{max: c.MaxAnswer, tooLong: cancel}, &answer{max: c.MaxAnswer, tooLong: cancel}
+			code, err := c.Run(limited, node, verb(node), out, errs)
+			printed, outOver := out.read()
+			failed, errsOver := errs.read()
+			switch {
+			case outOver || errsOver:
+				code, err = CodeNoAnswer, fmt.Errorf("its answer is longer than %d MiB", c.MaxAnswer>>20)
+			case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 				err = fmt.Errorf("no answer after %v", c.Timeout)
 			}
-			answers[i] = Answer{Node: node.Name, Out: out.String(), Errors: errs.String(), Code: code, Err: err}
+			answers[i] = Answer{Node: node.Name, Out: printed, Errors: failed, Code: code, Err: err}
 
 			return nil
 		})
@@ -229,6 +261,37 @@ func (c *Cluster) Ask(ctx context.Context, nodes []Node, verb func(Node) []strin
 	_ = group.Wait() // errors are in the answers
 
 	return answers
+}
+
+// answer is what a verb prints on one of its outputs, up to max bytes. What prints more is ended.
+type answer struct {
+	max     int
+	tooLong func()
+
+	sync.Mutex // a stream may still write when it has ended
+	text       bytes.Buffer
+	over       bool
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	a.Lock()
+	defer a.Unlock()
+	if a.over = a.over || a.text.Len()+len(p) > a.max; a.over {
+		a.text = bytes.Buffer{}
+		a.tooLong()
+
+		return 0, errors.New("the answer is too long")
+	}
+
+	return a.text.Write(p)
+}
+
+// read returns what was printed, and whether that was too long.
+func (a *answer) read() (string, bool) {
+	a.Lock()
+	defer a.Unlock()
+
+	return a.text.String(), a.over
 }
 
 // requestOfKubelet is how the API server begins the error of a kubelet that it does not reach.

@@ -447,7 +447,6 @@ func LockSocket(socket string) (release func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
 		return nil, fmt.Errorf("socket directory: %w", err)
 	}
-	// The file stays: a process that waits for a removed file would lock out no one.
 	return lockFile(socket, os.O_CREATE|os.O_RDWR)
 }
 
@@ -464,13 +463,36 @@ func LockUsedSocket(socket string) (release func() error, err error) {
 }
 
 func lockFile(socket string, flags int) (release func() error, err error) {
-	f, err := os.OpenFile(socket+".lock", flags, 0o600)
+	path := socket + ".lock"
+	f, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock of the socket: %w", err)
 	}
 	if err := datapath.LockFile(f); err != nil {
 		return nil, errors.Join(fmt.Errorf("socket %q: %w", socket, err), f.Close())
 	}
+	locked, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock of the socket: %w", err), f.Close())
+	}
+	// A cleanup may have removed the file since it was opened: its lock would keep out no one.
+	if is, err := os.Lstat(path); err != nil || !os.SameFile(is, locked) {
+		return nil, errors.Join(fmt.Errorf("socket %q: %w: a cleanup", socket, datapath.ErrRunning), f.Close())
+	}
 
 	return f.Close, nil
+}
+
+// RemoveSocket removes a socket and its lock, of which the caller has the latter, and their folder if nothing else is there.
+func RemoveSocket(socket string) error {
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("socket: %w", err)
+	}
+	err := os.Remove(socket + ".lock")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // no agent has been here
+	}
+	_ = os.Remove(filepath.Dir(socket)) // it may be a mount, or have other files
+
+	return err
 }

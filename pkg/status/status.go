@@ -23,7 +23,9 @@ import (
 type Status struct {
 	Running bool `json:"running"` // an agent has answered
 	// Hung is why an agent that runs has not answered, empty if it has or if none runs.
-	Hung    string    `json:"hung,omitempty"`
+	Hung string `json:"hung,omitempty"`
+	// LastRan is when an agent last ran, if none does; zero if none has since the maps were made.
+	LastRan time.Time `json:"lastRan,omitzero"`
 	Version string    `json:"version,omitempty"`
 	Node    string    `json:"node,omitempty"`
 	Source  string    `json:"source,omitempty"` // where Services come from
@@ -126,11 +128,23 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 		return status, err
 	}
 	defer pinned.Close()
+	status.LastRan = pinned.Heartbeat.LastBeat()
 	if status.Flows, err = flow.ReadStatus(pinned); err != nil {
 		return status, err
 	}
 
 	return status, status.readMaps(pinned)
+}
+
+// WithoutAgent is what is wrong with a node that has programs and no agent, which last ran at this time; zero if that is
+// not known.
+func WithoutAgent(lastRan, now time.Time) string {
+	const text = "programs without an agent"
+	if lastRan.IsZero() {
+		return text
+	}
+
+	return fmt.Sprintf("%s since %s (%s)", text, lastRan.UTC().Format(time.RFC3339), now.Sub(lastRan).Round(time.Second))
 }
 
 // setEffective sets the outcome of the last trial of the hooks.

@@ -164,7 +164,7 @@ func TestChartNotes(t *testing.T) {
 	if err != nil {
 		t.Fatalf("helm notes: %v: %s", err, out)
 	}
-	for _, want := range []string{"image.repository has its default", "sluice status", "sluice verify", "delete daemonset kube-proxy"} {
+	for _, want := range []string{"image.repository has its default", "sluice status", "sluice verify", "delete daemonset kube-proxy", "helm uninstall leaves programs and maps on the nodes"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the notes do not say %q:\n%s", want, out)
 		}

@@ -72,7 +72,7 @@ const others = `
 // restore applies what a command before may have deleted.
 func (a *apiServer) restore(t *testing.T) {
 	t.Helper()
-	a.KubectlInput(t, a.text+others, "apply", "--server-side", "--force-conflicts", "-f", "-")
+	a.KubectlInput(t, a.text+others+"\n---\n"+mustKustomize(t, "nodes"), "apply", "--server-side", "--force-conflicts", "-f", "-")
 }
 
 // docs is a page, and the last values.yaml that it has shown.

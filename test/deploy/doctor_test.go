@@ -40,7 +40,7 @@ func testDoctor(t *testing.T, k *kubelet) {
 	}
 
 	folders := []string{k.path("/run"), k.bpffs}
-	lab.Must(t, os.MkdirAll(folders[0], 0o755))
+	lab.Must(t, os.MkdirAll(k.path("/run/sluice"), 0o755)) // as the kubelet does
 	before := filesBelow(t, folders)
 	spec := k.mustSpecOf(t, pod.Spec, pod.Spec.Containers[0])
 	// The ClusterIP leads to the API server here, as it does where kube-proxy runs.
@@ -58,6 +58,11 @@ func testDoctor(t *testing.T, k *kubelet) {
 		seen[f.Check] = f
 		if strings.HasPrefix(f.Seen, "not looked at") {
 			t.Errorf("%s: %s", f.Check, f.Seen)
+		}
+	}
+	for _, is := range spec.Mounts {
+		if strings.HasPrefix(is.To, "/run") && is.From != k.path("/run/sluice") {
+			t.Errorf("of the node's /run, it has %s at %s", is.From, is.To)
 		}
 	}
 	for check, want := range map[string]string{

@@ -82,19 +82,7 @@ func testPod(t *testing.T, k *kubelet) {
 		testChange(t, k, agent, again)
 		mustReach(t, pod, "tcp", ip, backends...)
 	})
-	t.Run("removed", func(t *testing.T) {
-		if out, code := k.mustExec(t, spec, "cleanup"); code != 0 {
-			t.Errorf("sluice cleanup: exit code %d: %s", code, out)
-		}
-		left, err := os.ReadDir(k.bpffs)
-		lab.Must(t, err)
-		if len(left) > 0 {
-			t.Errorf("pins are left: %v", left)
-		}
-		if reply, err := pod.Request("tcp", ip); err == nil {
-			t.Errorf("%s, although no agent translates", reply.Text)
-		}
-	})
+	t.Run("removed", func(t *testing.T) { testRemoved(t, k, pod, ip) })
 }
 
 // testGrants asks the kernel what the agent may do.

@@ -252,7 +252,7 @@ func TestDoctorOfAgent(t *testing.T) {
 
 	lab.Must(t, p.Kill())
 	found, code = p.ask(t)
-	want(t, found, "agent", "problem: no agent runs; what is programmed stays in force")
+	want(t, found, "agent", "problem: programs without an agent since 20")
 	if code != 1 {
 		t.Errorf("exit code %d without an agent, want 1", code)
 	}
