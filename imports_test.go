@@ -21,7 +21,7 @@ var ownImports = map[string]string{
 	"pkg/reconcile": "pkg/queue pkg/lb pkg/maglev maps", "pkg/datapath": "pkg/node bpf maps",
 	"pkg/flow": "maps", "pkg/metrics": "pkg/reconcile pkg/flow pkg/health pkg/lb maps", "bpf": "maps",
 	"pkg/kubeproxy": "pkg/status pkg/flow pkg/lb", "pkg/connections": "pkg/datapath pkg/pods maps", "pkg/top": "pkg/datapath pkg/lb maps",
-	"pkg/monitor": "pkg/lb pkg/pods maps", "pkg/explain": "pkg/status pkg/pods pkg/reconcile pkg/node pkg/datapath pkg/lb bpf maps", "pkg/ui": "pkg/remote pkg/health pkg/status pkg/flow pkg/top",
+	"pkg/monitor": "pkg/lb pkg/pods maps", "pkg/explain": "pkg/status pkg/pods pkg/reconcile pkg/node pkg/datapath pkg/lb bpf maps", "pkg/ui": "pkg/remote pkg/health pkg/status pkg/flow pkg/top pkg/lb",
 }
 
 // importers lists which packages may import what begins with a path. All but pkg/lb may import

@@ -50,7 +50,7 @@ func TestCollect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster := &remote.Cluster{Config: config, Client: client, Namespace: "kube-system", Parallel: 2, Timeout: 10 * time.Second}
+	cluster := &remote.Cluster{Config: config, Client: client, Namespace: "kube-system", Parallel: 2, Timeout: 10 * time.Second, MaxAnswer: 1 << 20}
 	nodes, err := cluster.Nodes(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-lb/sluice/pkg/flow"
+	"github.com/sluice-lb/sluice/pkg/lb"
 	"github.com/sluice-lb/sluice/pkg/remote"
 	"github.com/sluice-lb/sluice/pkg/status"
 	"github.com/sluice-lb/sluice/pkg/top"
@@ -70,8 +71,15 @@ type connection struct {
 	} `json:"process"`
 }
 
-// verbs are those that the picture is made of.
-var verbs = []string{"status", "services", "flows", "connections", "top"}
+// verbs are those in which nodes differ. What Services there are, with all of their addresses and endpoints, is the same on
+// all nodes, and one is asked for it.
+var verbs = []string{"status", "flows", "connections", "top"}
+
+// topInterval is the time in which rates are measured: with the pause that follows it, a picture is some seconds old.
+const topInterval = "--interval=500ms"
+
+// serviceTries is how many nodes are asked for Services until one answers.
+const serviceTries = 3
 
 // Collect asks nodes for the picture of this moment. A node that does not answer is in it, with the reason. A node
 // runs one verb at a time, and none after one without an answer.
@@ -80,6 +88,14 @@ func Collect(ctx context.Context, cluster *remote.Cluster, nodes []remote.Node) 
 	for _, verb := range verbs {
 		answers[verb] = make([]remote.Answer, len(nodes))
 	}
+	ask := func(node remote.Node, verb string) remote.Answer {
+		words := []string{verb, "--output=json"}
+		if verb == "top" {
+			words = append(words, topInterval)
+		}
+
+		return cluster.Ask(ctx, []remote.Node{node}, func(remote.Node) []string { return words })[0]
+	}
 	var group errgroup.Group
 	group.SetLimit(cluster.Parallel)
 	for i, node := range nodes {
@@ -87,7 +103,7 @@ func Collect(ctx context.Context, cluster *remote.Cluster, nodes []remote.Node) 
 			var answer remote.Answer
 			for _, verb := range verbs {
 				if answer.Err == nil {
-					answer = cluster.Ask(ctx, []remote.Node{node}, func(remote.Node) []string { return []string{verb, "--output=json"} })[0]
+					answer = ask(node, verb)
 				}
 				answers[verb][i] = answer
 			}
@@ -96,18 +112,34 @@ func Collect(ctx context.Context, cluster *remote.Cluster, nodes []remote.Node) 
 		})
 	}
 	_ = group.Wait() // errors are in the answers
+	var services []remote.Answer
+	// Nodes that are well come first, and those that do not answer are not asked again.
+	for _, code := range []int{0, 1} {
+		for i, node := range nodes {
+			known := len(services) > 0 && services[len(services)-1].Code == 0
+			if a := answers["status"][i]; !known && len(services) < serviceTries && a.Err == nil && a.Code == code {
+				services = append(services, ask(node, "services"))
+			}
+		}
+	}
 
-	return compose(time.Now(), answers)
+	return compose(time.Now(), services, answers)
 }
 
-// compose makes the picture of the answers to [verbs].
-func compose(now time.Time, answers map[string][]remote.Answer) Picture {
+// compose makes the picture of the answers of some nodes about Services, of which the last one counts, and of the answers
+// of all nodes to [verbs].
+func compose(now time.Time, services []remote.Answer, answers map[string][]remote.Answer) Picture {
 	d := drawing{
 		picture: Picture{Time: now, Nodes: []Node{}, Services: []Service{}, Refused: make(map[string]uint64)},
 		known:   make(map[string]*Service), owners: make(map[netip.Addr]string), calls: make(map[string]map[string]int),
+		backends: make(map[backendKey]int),
+	}
+	problems := make(map[string]string) // by node
+	for _, a := range services {
+		problems[a.Node] = d.add("services", a)
 	}
 	for i, a := range answers["status"] {
-		node := Node{Name: a.Node}
+		node := Node{Name: a.Node, Problem: problems[a.Node]}
 		for _, verb := range verbs {
 			if problem := d.add(verb, answers[verb][i]); problem != "" && node.Problem == "" {
 				node.Problem = problem
@@ -140,6 +172,8 @@ type drawing struct {
 	known   map[string]*Service
 	owners  map[netip.Addr]string     // the Service of which an address is a backend
 	calls   map[string]map[string]int // connections by Service and caller
+	// backends are the places of backends in those of their Services.
+	backends map[backendKey]int
 }
 
 // add adds one answer, and returns what is wrong with the node, or "".
@@ -159,6 +193,10 @@ func (d *drawing) add(verb string, a remote.Answer) string {
 				if strings.HasPrefix(reason, "refused: ") || strings.HasPrefix(reason, "dropped: ") {
 					d.picture.Refused[reason] += n
 				}
+			}
+			for _, e := range s.Errors {
+				svc := d.service(e.Service)
+				svc.Error = cmp.Or(svc.Error, e.Error)
 			}
 			if !s.Well() {
 				return "not well: see kubectl sluice status --node " + a.Node
@@ -208,26 +246,34 @@ func (d *drawing) addServices(services []status.Service) {
 			}
 			for _, b := range port.Backends {
 				d.owners[b.Address.Addr()] = from.Name
-				svc.addBackend(Backend{fmt.Sprintf("%s/%s", b.Address, b.Protocol), b.Node, b.Active, b.Reason, b.Connections})
+				backend := d.backend(svc, fmt.Sprintf("%s/%s", b.Address, b.Protocol))
+				if b.Active || slices.Contains(elsewhere, b.Reason) {
+					backend.Active, backend.Reason = true, ""
+				} else if !backend.Active {
+					backend.Reason = b.Reason
+				}
+				backend.Node = b.Node
 			}
 		}
 	}
 }
 
-// addBackend adds what one node knows of a backend: it is active if it is on any node.
-func (s *Service) addBackend(b Backend) {
-	i := slices.IndexFunc(s.Backends, func(other Backend) bool { return other.Address == b.Address })
-	if i < 0 {
-		s.Backends = append(s.Backends, b)
+// elsewhere are the reasons for which the node that was asked does not use a backend, and others do.
+var elsewhere = []string{lb.OtherZone.String(), lb.OtherNode.String(), lb.NotLocal.String()}
 
-		return
+// backend returns a backend of a Service, which it adds if it is not there.
+func (d *drawing) backend(svc *Service, address string) *Backend {
+	key := backendKey{svc.Name, address}
+	i, known := d.backends[key]
+	if !known {
+		i, d.backends[key] = len(svc.Backends), len(svc.Backends)
+		svc.Backends = append(svc.Backends, Backend{Address: address})
 	}
-	same := &s.Backends[i]
-	same.Connections += b.Connections
-	if b.Active {
-		same.Active, same.Reason = true, ""
-	}
+
+	return &svc.Backends[i]
 }
+
+type backendKey struct{ service, address string }
 
 // addCalls counts connections by caller.
 func (d *drawing) addCalls(node string, connections []connection) {
@@ -256,6 +302,12 @@ func (d *drawing) addRates(rates top.Table) {
 			svc.New, svc.Refused = new(float64), make(map[string]float64)
 		}
 		*svc.New += from.New
+		for _, b := range from.Backends {
+			address := fmt.Sprintf("%s/%s", b.Backend, b.Protocol)
+			if _, is := d.backends[backendKey{svc.Name, address}]; is { // or it is no endpoint any more
+				d.backend(svc, address).Connections += b.Live
+			}
+		}
 		for reason, rate := range from.Refused {
 			svc.Refused[reason] += rate
 		}

@@ -30,7 +30,12 @@ type Server struct {
 	listener net.Listener
 	token    string
 	turn     chan struct{} // taken by who collects
+	// rest is when the next picture may be collected: that has to cost nodes and the API server little.
+	rest time.Time
 }
+
+// restFactor is how much longer than it took to collect a picture none is collected afterwards.
+const restFactor = 5
 
 // Listen returns a server that listens on a port of 127.0.0.1, or on a free one if port is 0.
 func Listen(port int, collect func(context.Context) (Picture, error)) (*Server, error) {
@@ -90,7 +95,14 @@ func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return
 	}
+	select {
+	case <-time.After(time.Until(s.rest)):
+	case <-r.Context().Done():
+		return
+	}
+	begun := time.Now()
 	picture, err := s.Collect(r.Context())
+	s.rest = time.Now().Add(restFactor * time.Since(begun))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 

@@ -104,18 +104,20 @@ func TestPictureFails(t *testing.T) {
 
 func TestCompose(t *testing.T) {
 	const well = `{"running":true,"synced":true,"counts":{"sent to a backend":9,"refused: no endpoint":2,"dropped: not in the ranges":1}}`
-	services := func(connections string) string {
-		return `[{"name":"shop/web","ports":[{"name":"shop/web:http","protocol":"TCP",
+	const services = `[{"name":"shop/web","ports":[{"name":"shop/web:http","protocol":"TCP",
 			"frontends":[{"address":"10.96.0.1:80","protocol":"TCP","scope":"internal","kind":"ClusterIP"}],
-			"backends":[{"address":"10.244.1.2:8080","protocol":"TCP","node":"a","active":true,"connections":` + connections + `},
-				{"address":"10.244.2.2:8080","protocol":"TCP","node":"b","active":false,"reason":"not ready","connections":0}]}]},
-			{"name":"shop/db","ports":[],"error":"no room"}]`
+			"backends":[{"address":"10.244.1.2:8080","protocol":"TCP","node":"a","active":true,"connections":2},
+				{"address":"10.244.2.2:8080","protocol":"TCP","node":"b","active":false,"reason":"not ready","connections":0},
+				{"address":"10.244.3.2:8080","protocol":"TCP","node":"c","active":false,"reason":"other node (traffic policy Local)","connections":0}]}]},
+			{"name":"shop/db","ports":[]}]`
+	live := func(connections string) string {
+		return `{"services":[{"service":"shop/web","newPerSecond":1,"backends":[{"backend":"10.244.1.2:8080","protocol":"TCP","live":` + connections + `},
+			{"backend":"10.244.9.9:8080","protocol":"TCP","live":7}]}]}`
 	}
 	nothing, failed := remote.Answer{Node: "b", Out: "[]"}, remote.Answer{Node: "d", Code: 1, Errors: "sluice: no such flag"}
 	down := remote.Answer{Node: "c", Code: 2, Err: errors.New("refused")}
-	got := compose(time.Time{}, map[string][]remote.Answer{
-		"status":   {{Node: "a", Out: well}, {Node: "b", Out: `{"running":false}`, Code: 1}, down, {Node: "d", Out: well}},
-		"services": {{Node: "a", Out: services("2")}, {Node: "b", Out: services("3")}, down, {Node: "d", Out: "[]"}},
+	got := compose(time.Time{}, []remote.Answer{{Node: "a", Out: services}}, map[string][]remote.Answer{
+		"status": {{Node: "a", Out: well}, {Node: "b", Out: `{"running":false,"errors":[{"service":"shop/db","error":"no room"}]}`, Code: 1}, down, {Node: "d", Out: well}},
 		"flows": {
 			{Node: "a", Out: `[{"service":"shop/web:http","protocol":"TCP","client":"192.0.2.1:99","originalDst":"10.96.0.1:80","backend":"10.244.1.2:8080"}]`},
 			{Node: "b", Out: `[{"service":"shop/db:","protocol":"TCP","client":"10.244.1.2:99","originalDst":"10.96.0.1:80","backend":"10.244.1.2:8080"}]`}, down, {Node: "d", Out: `[{"service":"id 7","client":"192.0.2.1:99"}]`},
@@ -125,7 +127,7 @@ func TestCompose(t *testing.T) {
 				{"service":"shop/web:http","client":"192.168.1.1:2","process":{"command":"curl","pid":1}}]`}, nothing, down, nothing,
 		},
 		"top": {
-			{Node: "a", Out: `{"services":[{"service":"shop/web","newPerSecond":1.5,"refusedPerSecond":{"reject_no_backend":2}}]}`}, {Node: "b", Out: "{}"}, down, failed,
+			{Node: "a", Out: `{"services":[{"service":"shop/web","newPerSecond":1.5,"refusedPerSecond":{"reject_no_backend":2},"backends":[{"backend":"10.244.1.2:8080","protocol":"TCP","live":2}]}]}`}, {Node: "b", Out: live("3")}, down, failed,
 		},
 	})
 	want := `{
@@ -142,10 +144,11 @@ func TestCompose(t *testing.T) {
       "name": "shop/web", "addresses": ["10.96.0.1:80/TCP"],
       "backends": [
         {"address": "10.244.1.2:8080/TCP", "node": "a", "active": true, "connections": 5},
-        {"address": "10.244.2.2:8080/TCP", "node": "b", "active": false, "reason": "not ready", "connections": 0}
+        {"address": "10.244.2.2:8080/TCP", "node": "b", "active": false, "reason": "not ready", "connections": 0},
+        {"address": "10.244.3.2:8080/TCP", "node": "c", "active": true, "connections": 0}
       ],
       "callers": [{"name": "shop/cart", "connections": 2}, {"name": "192.0.2.1", "connections": 1}, {"name": "curl on a", "connections": 1}],
-      "newPerSecond": 1.5, "refusedPerSecond": {"reject_no_backend": 2}
+      "newPerSecond": 2.5, "refusedPerSecond": {"reject_no_backend": 2}
     }
   ],
   "refused": {"refused: no endpoint": 4, "dropped: not in the ranges": 2}
@@ -156,5 +159,31 @@ func TestCompose(t *testing.T) {
 	lab.Must(t, json.Unmarshal(text, &have), json.Unmarshal([]byte(want), &wanted))
 	if diff := cmp.Diff(wanted, have); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// After a picture that took long, nodes are left alone for five times as long, however many browsers ask.
+func TestPicturesRest(t *testing.T) {
+	const took = 50 * time.Millisecond
+	var ended time.Time
+	s := mustServe(t, func(context.Context) (Picture, error) {
+		if rest := time.Since(ended); rest < 5*took {
+			t.Errorf("a picture is collected %v after the last one", rest)
+		}
+		time.Sleep(took)
+		ended = time.Now()
+
+		return Picture{}, nil
+	})
+	url := strings.Replace(s.URL(), "/?", "/picture?", 1)
+	done := make(chan bool)
+	for range 3 {
+		go func() {
+			get(t, url, "")
+			done <- true
+		}()
+	}
+	for range 3 {
+		<-done
 	}
 }

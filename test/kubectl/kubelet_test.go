@@ -10,6 +10,8 @@ import (
 	"net/http/httptest"
 	"os/exec"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +28,9 @@ type kubelet struct {
 	agent *sluice.Node
 	node  *lab.Node
 }
+
+// asked counts the verbs that ran on all nodes.
+var asked sync.Map // of *atomic.Int64, by the verb
 
 // mustKubelet returns the port on 127.0.0.1 on which it serves.
 func mustKubelet(t testing.TB, agent *sluice.Node, node *lab.Node) int32 {
@@ -57,6 +62,10 @@ func (k kubelet) serveExec(w http.ResponseWriter, r *http.Request) {
 func (k kubelet) ExecInContainer(_ context.Context, _, _, container string, command []string, in io.Reader, out, errs io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	if container != "sluice" || command[0] != "sluice" {
 		return fmt.Errorf("the container %s has no %s", container, command[0])
+	}
+	for _, word := range command {
+		count, _ := asked.LoadOrStore(word, new(atomic.Int64))
+		count.(*atomic.Int64).Add(1)
 	}
 	cmd := exec.Command(k.agent.Binary(), append(k.agent.Places(), command[1:]...)...)
 	stdin, err := cmd.StdinPipe()

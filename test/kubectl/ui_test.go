@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,12 @@ func testUI(t *testing.T, w *world) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	count := func(verb string) int64 {
+		n, _ := asked.LoadOrStore(verb, new(atomic.Int64))
+
+		return n.(*atomic.Int64).Load()
+	}
+	services, tops := count("services"), count("top")
 	url := w.mustStartUI(t)
 	steps := []string{
 		"see=shop/web", "see=shop/empty", "see=11 connections", "see=no backend gets new connections",
@@ -38,6 +45,10 @@ func testUI(t *testing.T, w *world) {
 	}
 	if out, err := w.browse(t, browser, url, steps...); err != nil {
 		t.Errorf("%v: the page shows %s", err, out)
+	}
+
+	if services, tops = count("services")-services, count("top")-tops; services == 0 || 2*services > tops+1 {
+		t.Errorf("two nodes that are well were asked for services %d times, and for what differs %d times", services, tops)
 	}
 
 	refused := lab.MustCaller(t, w.lab.Nodes[0].Namespace, w.cgroups[0])
