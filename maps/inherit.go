@@ -241,7 +241,11 @@ func (of *ids) copyTo(dir string, specs map[string]*ebpf.MapSpec) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join((&outdated{from: from, to: to}).copyMissing(), to.Close()); err != nil {
+		full, err := (&outdated{from: from, to: to}).copyMissing()
+		if full > 0 {
+			err = fmt.Errorf("%w: %d ids of another version", ErrFull, full) // they must not be assigned to others
+		}
+		if err := errors.Join(err, to.Close()); err != nil {
 			return fmt.Errorf("map %s: %w", name, err)
 		}
 	}

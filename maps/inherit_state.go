@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // inheritState makes the folder of this [StateVersion] if it is missing, with the maps of another
@@ -205,12 +206,26 @@ func (p *Pinned) CopyState() error {
 		p.SourceFilter.fill()
 	}
 	for _, o := range p.outdated {
-		if err := o.copyMissing(); err != nil {
+		full, err := o.copyMissing()
+		if err != nil {
 			errs = append(errs, fmt.Errorf("map %s of another version: %w", o.name, err))
+		}
+		if full > 0 {
+			p.leftBehind = append(p.leftBehind, fmt.Sprintf("map %s is full: %d entries of another version are left behind", o.name, full))
 		}
 	}
 
 	return errors.Join(errs...)
+}
+
+// LeftBehind returns what [Pinned.CopyState] had no room for since it was last called.
+func (p *Pinned) LeftBehind() []string {
+	p.inheriting.Lock()
+	defer p.inheriting.Unlock()
+	left := p.leftBehind
+	p.leftBehind = nil
+
+	return left
 }
 
 // EndInheriting is called when no program of another version is attached any more: it copies what
@@ -245,8 +260,8 @@ func (p *Pinned) closeOutdated() error {
 var copiedSeed = maphash.MakeSeed()
 
 // copyMissing copies the entries that are missing in the map of this version, but for those that are as they were when
-// they were copied.
-func (o *outdated) copyMissing() error {
+// they were copied, and returns for how many there was no room: counts and the like are no reason to attach nothing.
+func (o *outdated) copyMissing() (full int, err error) {
 	keys, keyBytes := rowsOf(o.from.KeySize())
 	values, valueBytes := rowsOf(o.from.ValueSize())
 	target := make([]byte, o.to.ValueSize())
@@ -255,7 +270,7 @@ func (o *outdated) copyMissing() error {
 		n, err := o.from.BatchLookup(&cursor, keys, values, nil)
 		last := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !last {
-			return fmt.Errorf("read: %w", err)
+			return full, fmt.Errorf("read: %w", err)
 		}
 		for i := range n {
 			key, value := row(keyBytes, i, o.from.KeySize()), row(valueBytes, i, o.from.ValueSize())
@@ -264,8 +279,10 @@ func (o *outdated) copyMissing() error {
 				clear(target)
 				copy(target, value)
 				err := o.to.Update(key, target, ebpf.UpdateNoExist)
-				if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-					return fmt.Errorf("write: %w", err)
+				if errors.Is(err, unix.E2BIG) {
+					full++
+				} else if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+					return full, fmt.Errorf("write: %w", err)
 				}
 			}
 			there[keyHash] = valueHash
@@ -273,7 +290,7 @@ func (o *outdated) copyMissing() error {
 		if last {
 			o.copied = there
 
-			return nil
+			return full, nil
 		}
 	}
 }

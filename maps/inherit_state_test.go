@@ -200,6 +200,27 @@ func TestStateIsCopied(t *testing.T) {
 	}
 }
 
+// Entries of another version for which there is no room are left behind, told once, and keep nothing from starting.
+func TestStateWithoutRoom(t *testing.T) {
+	root := lab.MustBPFRoot(t)
+	roomy := small()
+	roomy.Capacities[NameRefusals] = 64
+	other := mustBeOtherState(t, mustCreate(t, root, roomy), root)
+	old := mustReplace(t, other, NameRefusals, 8)
+	for port := range uint32(40) {
+		lab.Must(t, old.Put(bytesOf(RefusalKey{ServicePortId: port + 1}, old.KeySize()), make([]byte, old.ValueSize())))
+	}
+	p := mustCreate(t, root, small())
+	if left := p.LeftBehind(); len(left) != 1 || left[0] != "map refusals is full: 24 entries of another version are left behind" {
+		t.Errorf("of 40 entries in a map of 16: %q", left)
+	}
+	lab.Must(t, p.CopyState())
+	if left := p.LeftBehind(); left != nil {
+		t.Errorf("it is told again: %q", left)
+	}
+	lab.Must(t, p.EndInheriting())
+}
+
 // After a build whose programs do not write the filters, everything passes them.
 func TestStateWithoutFilters(t *testing.T) {
 	root := lab.MustBPFRoot(t)

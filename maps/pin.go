@@ -98,6 +98,7 @@ type Pinned struct {
 	listeners         shared[uint64] // see [Pinned.Listen]
 	inheriting        sync.Mutex
 	outdated          []*outdated
+	leftBehind        []string
 	unfiltered        bool // programs of another version may put flows without writing the filters of this one
 	root              string
 	byName            map[string]*ebpf.Map

@@ -509,8 +509,11 @@ func (d *Datapath) TakenOver() []string {
 	return taken
 }
 
-// reportTakenOver logs and records what [Datapath.TakenOver] returns.
+// reportTakenOver logs and records what [Datapath.TakenOver] returns, and logs what of another version there is no room for.
 func (d *Datapath) reportTakenOver(log *slog.Logger, record func(Event)) {
+	for _, text := range d.maps.LeftBehind() {
+		log.Warn("counts or flows are lost", "because", text)
+	}
 	for _, text := range d.TakenOver() {
 		log.Warn("another Sluice acts on this node, or did", "takenOver", text)
 		record(Event{OtherTakenOver, text})

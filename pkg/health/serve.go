@@ -84,9 +84,18 @@ func (s Server) Run(ctx context.Context) error {
 const shutdownTimeout = 2 * time.Second
 
 // ServeUntil serves until an error occurs or ctx ends. When ctx ends, it answers the requests
-// that it has, so that the caller can close what handlers use, and returns nil. The contexts of
-// requests end with ctx as well.
+// that it has, and returns nil. The contexts of requests end with ctx as well. When it returns no handler runs, so that the
+// caller can close what handlers use: an answer that takes longer than shutdownTimeout is cut off, but its handler is waited for.
 func ServeUntil(ctx context.Context, server *http.Server, listener net.Listener) error {
+	var running sync.RWMutex // read by each handler that runs
+	handler := server.Handler
+	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if running.TryRLock() {
+			defer running.RUnlock()
+			handler.ServeHTTP(w, r)
+		}
+	})
+	defer running.Lock() // and never unlocked: what begins now is not handled
 	server.BaseContext = func(net.Listener) context.Context { return ctx }
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {

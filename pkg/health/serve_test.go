@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -179,6 +180,32 @@ func TestServerEnds(t *testing.T) {
 	end()
 	if _, _, _, err := get(ns, "GET", testAddress, "/"); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("afterwards: %v, want %v", err, syscall.ECONNREFUSED)
+	}
+}
+
+// What handlers use may be closed when a server has ended, also beside one that goes on although its answer was cut off.
+func TestServeUntilHandled(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	lab.Must(t, err)
+	asked, handled := make(chan struct{}), new(atomic.Bool)
+	server := NewHTTPServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		close(asked)
+		time.Sleep(shutdownTimeout + 500*time.Millisecond)
+		handled.Store(true)
+	}), new(Connections))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() {
+		if response, err := http.Get("http://" + listener.Addr().String()); err == nil {
+			response.Body.Close()
+		}
+	}()
+	go func() {
+		<-asked
+		stop()
+	}()
+	if err := ServeUntil(ctx, server, listener); err != nil || !handled.Load() {
+		t.Errorf("it ended with %v while a request was handled: %v", err, !handled.Load())
 	}
 }
 
