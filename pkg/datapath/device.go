@@ -213,7 +213,7 @@ type devicePrograms struct {
 	ahead     map[position][]attached              // programs that run before ours
 	overtaken map[position]map[ebpf.ProgramID]bool // programs that did, see stays
 	front     map[position]bool                    // ours has to be the first, since another one ends the chain
-	unreached map[position]bool                    // ours does not run, see [Datapath.FindUnreached]
+	unreached map[position]bool                    // ours does not run, see [Datapath.endTrial]
 }
 
 // detachFilters detaches our filters from devices for which keep returns false: at

@@ -25,6 +25,7 @@ type DeviceMonitor struct {
 	changed  chan struct{}
 	ports    *node.MasqueradePorts // nil: not known yet
 	uplinks  bool                  // attached, when it was last tried
+	pause    func(context.Context) // between the counts of a trial
 
 	mu        sync.Mutex
 	inForce   *node.MasqueradePorts // of the programs that are attached; nil: not known yet
@@ -63,7 +64,14 @@ const settleTime = 2 * time.Second
 
 // NewDeviceMonitor returns a monitor without decisions.
 func NewDeviceMonitor(d *Datapath, cfg DeviceMonitorConfig) *DeviceMonitor {
-	return &DeviceMonitor{datapath: d, cfg: cfg, changed: make(chan struct{}, 1)}
+	pause := func(ctx context.Context) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(probeTime):
+		}
+	}
+
+	return &DeviceMonitor{datapath: d, cfg: cfg, changed: make(chan struct{}, 1), pause: pause}
 }
 
 // Run attaches programs once [DeviceMonitorConfig.HooksTried] is closed, after each change, and at each interval,
@@ -85,12 +93,29 @@ func (m *DeviceMonitor) Run(ctx context.Context) error {
 	defer check.Stop()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
+	// A trial takes almost a second, in which the devices of new pods do not wait.
+	trials, trying := make(chan *trial, 1), false
+	var counting sync.WaitGroup
+	defer func() {
+		counting.Wait()
+		close(trials)
+		for t := range trials {
+			_ = t.close() // what it has found is of no use any more
+		}
+	}()
 
 	for {
 		due := true
 		select {
 		case <-ctx.Done():
 			return nil
+		case t := <-trials:
+			trying = false
+			if m.judge(t) {
+				retry.Reset(0)
+			}
+
+			continue
 		case <-m.changed:
 			due = false
 		case <-check.C:
@@ -109,22 +134,39 @@ func (m *DeviceMonitor) Run(ctx context.Context) error {
 			if err := node.ConfirmNeighbours(bridgesOf(m.decided())); err != nil {
 				m.cfg.Log.Warn("addresses of pods behind bridges are not confirmed", "error", err)
 			}
-			found, again, err := m.datapath.FindUnreached(devicesOf(m.decided()), func() {
-				select {
-				case <-ctx.Done():
-				case <-time.After(probeTime):
-				}
-			})
-			if err != nil {
-				m.cfg.Log.Error("where packets pass that no program sees is not known", "error", err)
-			} else if ctx.Err() == nil {
-				m.setUnreached(found)
+			if trying {
+				continue
 			}
-			if again {
-				retry.Reset(0)
+			t, err := m.datapath.beginTrial(devicesOf(m.decided()))
+			switch {
+			case err != nil:
+				m.cfg.Log.Error(unreachedUnknown, "error", err)
+			case t == nil:
+				m.setUnreached(nil)
+			default:
+				trying = true
+				counting.Go(func() {
+					t.count(func() { m.pause(ctx) })
+					trials <- t
+				})
 			}
 		}
 	}
+}
+
+// unreachedUnknown is logged when a trial fails.
+const unreachedUnknown = "where packets pass that no program sees is not known"
+
+// judge ends a trial, and reports whether programs have to be attached again because of it.
+func (m *DeviceMonitor) judge(t *trial) (again bool) {
+	found, again, err := m.datapath.endTrial(t)
+	if err != nil {
+		m.cfg.Log.Error(unreachedUnknown, "error", err)
+	} else {
+		m.setUnreached(found)
+	}
+
+	return again
 }
 
 // Set replaces the decisions about devices, and logs those that are new.

@@ -153,6 +153,47 @@ func TestUnreachedDevicesAreReported(t *testing.T) {
 	}
 }
 
+// Devices that come while a trial counts packets are attached to at once.
+func TestDevicesDoNotWaitForATrial(t *testing.T) {
+	p := newPort(t, TCX)
+	p.attach(p.device())
+	p.attachTheirs() // without programs of others there is no trial
+	p.attach(p.device())
+	lab.MustVeth(t, lab.End{Namespace: p.node, Device: "eth1"}, lab.End{Namespace: p.peer, Device: "eth1"})
+	tried := make(chan struct{})
+	close(tried)
+	m := NewDeviceMonitor(p.Datapath, DeviceMonitorConfig{
+		HooksTried: tried, Interval: time.Minute, UplinksAttached: func(bool) {}, Record: func(Event) {}, Log: slog.New(slog.DiscardHandler),
+	})
+	counting, counted := make(chan struct{}, 3), make(chan struct{})
+	m.pause = func(context.Context) {
+		counting <- struct{}{}
+		<-counted
+	}
+	uplink := func(name string) node.Decision {
+		return node.Decision{Device: node.Device{Index: p.indexOf(name), Name: name, LinkLayer: node.LinkEthernet}, Class: node.ClassUplink}
+	}
+	m.Set([]node.Decision{uplink("eth0")})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.node.Do(func() error { return m.Run(ctx) }) }()
+	<-counting
+	m.Set([]node.Decision{uplink("eth0"), uplink("eth1")})
+	lab.Eventually(t, "the second device is attached to while a trial counts", func() (attached bool) {
+		lab.MustDo(t, p.node, func() error {
+			devices, err := m.Status()
+			attached = slices.ContainsFunc(devices, func(d DeviceState) bool { return d.Name == "eth1" && d.Attached != "" })
+
+			return err
+		})
+
+		return attached
+	})
+	close(counted)
+	stop()
+	lab.Must(t, <-ended)
+}
+
 // Until this agent's programs are attached, those of an earlier agent are a problem: they may use
 // maps of another layout, which stay below the root of pins until then.
 func TestDevicesOfAnEarlierAgent(t *testing.T) {

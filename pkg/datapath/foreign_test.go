@@ -116,11 +116,17 @@ func TestOursIsLastAtEgress(t *testing.T) {
 
 const verdictOK = 0 // TC_ACT_OK ends the chain
 
-// wantUnreached fails the test unless FindUnreached returns these hooks, and again as given.
+// wantUnreached fails the test unless a trial finds these hooks, and again as given.
 func (p *port) wantUnreached(wait func(), again bool, want ...Unreached) {
 	p.t.Helper()
 	lab.MustDo(p.t, p.node, func() error {
-		found, tries, err := p.FindUnreached([]Device{p.device()}, wait)
+		trial, err := p.beginTrial([]Device{p.device()})
+		var found []Unreached
+		tries := false
+		if err == nil && trial != nil {
+			trial.count(wait)
+			found, tries, err = p.endTrial(trial)
+		}
 		if tries != again || !reflect.DeepEqual(found, want) {
 			p.t.Errorf("not reached are %v, want %v; to be tried again: %t, want %t", found, want, tries, again)
 		}

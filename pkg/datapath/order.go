@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -77,51 +78,121 @@ func (u Unreached) String() string {
 		u.Hook, strings.Join(u.Ahead, ", "))
 }
 
-// FindUnreached returns the hooks of these devices at which packets have passed, programs of
-// others run before ours, and ours has not run once: one of the others ends the chain. It calls
-// wait three times: packets have to pass during the second one, and the other two let packets in
-// flight arrive. Devices of one configuration share a program, so that a hook stays unnoticed if another
-// device with the same is reached. A hook stays unreached until our program runs.
-//
-// At egress our program is the last by choice. For a hook that is found there, again is true
-// instead, and the next [Datapath.AttachDevices] makes our program the first; the hook is
-// returned only if that did not help. FindUnreached must not be called at the same time as
-// AttachDevices, which finds the programs that run before ours.
-func (d *Datapath) FindUnreached(devices []Device, wait func()) (found []Unreached, again bool, err error) {
-	known := d.devices.unreached
-	d.devices.unreached = make(map[position]bool)
+// trial counts packets and runs at the hooks of devices at which programs of others run before ours. It has all that it reads,
+// and may count beside [Datapath.AttachDevices].
+type trial struct {
+	hooks []*triedHook
+	stats io.Closer // lets the kernel count runs
+	err   error     // of count
+}
+
+// triedHook is a hook at which a trial counts.
+type triedHook struct {
+	position
+	device       Device
+	hook         deviceHook
+	ahead        []attached
+	ours         *ebpf.Program
+	ran, packets [2]uint64 // before and after
+}
+
+// beginTrial returns a trial of the hooks of these devices, or nil if no program of others runs before ours. The caller ends
+// it. Neither may be called at the same time as AttachDevices, which finds the programs that run before ours.
+func (d *Datapath) beginTrial(devices []Device) (*trial, error) {
 	if len(d.devices.ahead) == 0 {
-		return nil, false, nil
+		clear(d.devices.unreached)
+
+		return nil, nil
 	}
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
-		return nil, false, fmt.Errorf("count runs: %w", err)
+		return nil, fmt.Errorf("count runs: %w", err)
 	}
-	defer func() { err = errors.Join(err, stats.Close()) }()
-	var counts [4]map[position]uint64
-	for i, count := range []func(Device, deviceHook) (uint64, error){d.runsOf, packetsOf, packetsOf, d.runsOf} {
-		if i > 0 {
-			wait()
-		}
-		counts[i] = make(map[position]uint64)
-		for _, hook := range deviceHooks() {
-			for _, device := range devices {
-				at := position{device.Index, hook.name}
-				if d.devices.ahead[at] == nil {
-					continue
-				}
-				if counts[i][at], err = count(device, hook); err != nil {
-					return nil, false, fmt.Errorf("device %d: %s: %w", device.Index, hook.name, err)
-				}
+	t := &trial{stats: stats}
+	for _, hook := range deviceHooks() {
+		for _, device := range devices {
+			at := position{device.Index, hook.name}
+			if d.devices.ahead[at] == nil {
+				continue
+			}
+			programs, err := d.loadDevice(device)
+			if err == nil {
+				var ours *ebpf.Program
+				ours, err = hook.program(programs).Clone()
+				t.hooks = append(t.hooks, &triedHook{position: at, device: device, hook: hook, ahead: d.devices.ahead[at], ours: ours})
+			}
+			if err != nil {
+				return nil, errors.Join(fmt.Errorf("device %d: %s: %w", device.Index, hook.name, err), t.close())
 			}
 		}
 	}
-	for at, ahead := range d.devices.ahead {
-		hook := deviceHooks()[slices.IndexFunc(deviceHooks(), func(h deviceHook) bool { return h.name == at.hook })]
-		ran, passed := counts[0][at] != counts[3][at], counts[1][at] != counts[2][at]
+
+	return t, nil
+}
+
+// count counts. It calls wait three times: packets have to pass during the second one, and the other two let packets in
+// flight arrive.
+func (t *trial) count(wait func()) {
+	runs := func(h *triedHook) (uint64, error) {
+		stats, err := h.ours.Stats()
+		if err != nil {
+			return 0, fmt.Errorf("runs of the program: %w", err)
+		}
+
+		return stats.RunCount, nil
+	}
+	packets := func(h *triedHook) (uint64, error) { return packetsOf(h.device, h.hook) }
+	for i, count := range []func(*triedHook) (uint64, error){runs, packets, packets, runs} {
+		if i > 0 {
+			wait()
+		}
+		for _, h := range t.hooks {
+			n, err := count(h)
+			if err != nil {
+				t.err = fmt.Errorf("device %d: %s: %w", h.index, h.position.hook, err)
+
+				return
+			}
+			if i == 0 || i == 3 {
+				h.ran[i/3] = n
+			} else {
+				h.packets[i-1] = n
+			}
+		}
+	}
+}
+
+func (t *trial) close() error {
+	errs := []error{t.stats.Close()}
+	for _, h := range t.hooks {
+		errs = append(errs, h.ours.Close())
+	}
+
+	return errors.Join(errs...)
+}
+
+// endTrial returns the hooks at which packets have passed, programs of
+// others run before ours, and ours has not run once: one of the others ends the chain. Devices of one configuration share a
+// program, so that a hook stays unnoticed if another
+// device with the same is reached. A hook stays unreached until our program runs. What has changed at a hook since the trial
+// began is left to the next one.
+//
+// At egress our program is the last by choice. For a hook that is found there, again is true
+// instead, and the next [Datapath.AttachDevices] makes our program the first; the hook is
+// returned only if that did not help.
+func (d *Datapath) endTrial(t *trial) (found []Unreached, again bool, err error) {
+	if err := errors.Join(t.err, t.close()); err != nil {
+		return nil, false, err
+	}
+	known := d.devices.unreached
+	d.devices.unreached = make(map[position]bool)
+	for _, h := range t.hooks {
+		at, ahead := h.position, d.devices.ahead[h.position]
+		isSame := slices.Equal(ahead, h.ahead)
+		ran, passed := h.ran[0] != h.ran[1], h.packets[0] != h.packets[1]
 		switch {
-		case ran || !passed && !known[at]:
-		case !hook.isFirst() && !d.devices.front[at]:
+		case len(ahead) == 0 || ran || !known[at] && (!passed || !isSame):
+		case isSame && !h.hook.isFirst() && !d.devices.front[at]:
 			d.devices.front[at], again = true, true
 		default:
 			u := Unreached{Index: at.index, Hook: at.hook}
@@ -137,20 +208,6 @@ func (d *Datapath) FindUnreached(devices []Device, wait func()) (found []Unreach
 	})
 
 	return found, again, nil
-}
-
-// runsOf returns how often the program of a device, and of all with the same, has run while runs were counted.
-func (d *Datapath) runsOf(device Device, hook deviceHook) (uint64, error) {
-	programs, err := d.loadDevice(device)
-	if err != nil {
-		return 0, err
-	}
-	stats, err := hook.program(programs).Stats()
-	if err != nil {
-		return 0, fmt.Errorf("runs of the program: %w", err)
-	}
-
-	return stats.RunCount, nil
 }
 
 // packetsOf returns how many packets a device has received (at ingress) or sent (at egress),
