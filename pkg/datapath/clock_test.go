@@ -12,8 +12,19 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 )
+
+// The agent refuses to run where its clock is not that of programs.
+func TestOtherClock(t *testing.T) {
+	for shift, want := range map[time.Duration]bool{0: false, 5 * time.Second: true, -5 * time.Second: true, 100 * 24 * time.Hour: true} {
+		other, err := hasOtherClock(func() uint64 { return maps.Now() + uint64(shift) })
+		if err != nil || other != want {
+			t.Errorf("a clock that is %v ahead is another one: %t, %v; want %t", shift, other, err, want)
+		}
+	}
+}
 
 // A time in a map may be later than the clock that a program has read, if another CPU wrote it: what has it was used
 // now, and not in the year 2600.

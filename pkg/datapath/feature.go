@@ -49,8 +49,12 @@ type Features struct {
 // information.
 var ErrNoBTF = errors.New("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)")
 
+// ErrOtherClock is returned when this process' clock is not that of programs: what they write into maps would seem idle, or to
+// come from the future.
+var ErrOtherClock = errors.New("the monotonic clock of this process is not the kernel's, as in a time namespace")
+
 // ProbeFeatures probes the kernel. A probe that fails ends nothing: see Unclear of [Features].
-// The error wraps [ErrNoBTF] if Sluice cannot run on it, and there is no other.
+// The error wraps [ErrNoBTF] or [ErrOtherClock] if Sluice cannot run on it, or there, and there is no other.
 func ProbeFeatures() (Features, error) {
 	// The kernel's own file is not parsed here, which takes a while: loading programs does.
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
@@ -72,6 +76,10 @@ func ProbeFeatures() (Features, error) {
 		probed.Unclear = append(probed.Unclear, fmt.Errorf("probe of %s: %w", what, err))
 
 		return false
+	}
+	otherClock := knows("the clock of programs", func() (bool, error) { return hasOtherClock(maps.Now) })
+	if otherClock {
+		return Features{}, fmt.Errorf("%w: run it in the time namespace of the node", ErrOtherClock)
 	}
 	probed.SetRetval = knows("bpf_set_retval", bpf.KnowsSetRetval)
 	knows("network namespace cookies", func() (_ bool, err error) {
@@ -145,15 +153,7 @@ const (
 // helperKnows runs a program that calls a helper, and reports whether the helper knows
 // its flag: it returns the error known if it does, and EINVAL if it does not.
 func helperKnows(known unix.Errno, call asm.Instructions) (bool, error) {
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "sluice_probe", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: append(call, asm.Return()),
-	})
-	if err != nil {
-		return false, err
-	}
-	defer program.Close()
-	result, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+	result, err := runProbe(call)
 	if err != nil {
 		return false, err
 	}
@@ -165,6 +165,30 @@ func helperKnows(known unix.Errno, call asm.Instructions) (bool, error) {
 	default:
 		return false, fmt.Errorf("result %w", got)
 	}
+}
+
+// runProbe runs a program once, and returns the low half of its register 0.
+func runProbe(instructions asm.Instructions) (uint32, error) {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "sluice_probe", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: append(instructions, asm.Return()),
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer program.Close()
+
+	return program.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+}
+
+// hasOtherClock reports whether now is another clock than that of programs, to about a millisecond.
+func hasOtherClock(now func() uint64) (bool, error) {
+	const shift = 20
+	before := uint32(now() >> shift)
+	at, err := runProbe(asm.Instructions{asm.FnKtimeGetNs.Call(), asm.RSh.Imm(asm.R0, shift)})
+	after := uint32(now() >> shift)
+
+	return at-before > after-before, err // they may wrap
 }
 
 // fibLookup returns a lookup of an address without a family.

@@ -41,6 +41,9 @@ type HookMonitor struct {
 	cfg      HookMonitorConfig
 	tried    chan struct{}
 	orphan   chan struct{}
+	// unsearched is why the last search for orphans failed, empty if it did not, and searchRest what it waits for the next.
+	unsearched string
+	searchRest time.Duration
 
 	mu        sync.Mutex
 	effective error // the last check of the hooks
@@ -72,8 +75,12 @@ type HookMonitorConfig struct {
 	Log    *slog.Logger
 }
 
-// orphanInterval is how often orphans are looked for while there are some.
-const orphanInterval = 3 * time.Second
+// orphanInterval is how often orphans are looked for while there are some. A search that fails as the last one did, such as by
+// a network namespace that the agent cannot enter, is repeated less and less often, down to maxSearchRest.
+const (
+	orphanInterval = 3 * time.Second
+	maxSearchRest  = 5 * time.Minute
+)
 
 // settlePins is how long after a change of the pins' folders they are looked at.
 const settlePins = 20 * time.Millisecond
@@ -157,12 +164,12 @@ func (m *HookMonitor) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-m.orphan:
-			if m.findOrphans() {
-				search.Reset(orphanInterval)
+			if rest := m.findOrphans(); rest > 0 {
+				search.Reset(rest)
 			}
 		case <-search.C:
-			if m.findOrphans() {
-				search.Reset(orphanInterval)
+			if rest := m.findOrphans(); rest > 0 {
+				search.Reset(rest)
 			}
 		case <-changed:
 			// What removes one pin removes all: it is given the time to.
@@ -338,9 +345,9 @@ func (m *HookMonitor) restorePins() error {
 	return nil
 }
 
-// findOrphans reports where orphans are, and ends those that are stuck. It returns whether to search again: there are
-// some, which may be closed, connect anew, or get stuck when a route or a neighbour goes; or the search failed.
-func (m *HookMonitor) findOrphans() (again bool) {
+// findOrphans reports where orphans are, and ends those that are stuck. It returns after what time to search again, 0 if that
+// is not before a change.
+func (m *HookMonitor) findOrphans() (rest time.Duration) {
 	orphans, err := m.datapath.FindOrphans()
 	if orphans.Left != nil {
 		m.cfg.Left(orphans.Left)
@@ -351,9 +358,27 @@ func (m *HookMonitor) findOrphans() (again bool) {
 			"sockets", n)
 		m.cfg.SocketsEnded(n)
 	}
-	if err = errors.Join(err, failed); err != nil {
+
+	return m.searchAgain(len(orphans.Left), errors.Join(err, failed))
+}
+
+// searchAgain returns after what time to search again if so many backends were left, which sockets may close, connect anew, or
+// get stuck at when a route or a neighbour goes; or if the search failed, which it logs if that is new.
+func (m *HookMonitor) searchAgain(left int, err error) (rest time.Duration) {
+	switch {
+	case err == nil:
+		m.unsearched = ""
+		if left > 0 {
+			rest = orphanInterval
+		}
+
+		return rest
+	case err.Error() != m.unsearched:
+		m.unsearched, m.searchRest = err.Error(), orphanInterval
 		m.cfg.Log.Error("some UDP sockets may stay with backends that are gone; trying again", "error", err)
+	default:
+		m.searchRest = min(2*m.searchRest, maxSearchRest)
 	}
 
-	return err != nil || len(orphans.Left) > 0
+	return m.searchRest
 }

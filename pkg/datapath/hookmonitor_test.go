@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -127,5 +128,42 @@ func TestMissingFeatures(t *testing.T) {
 	}
 	if len(missing) > 1024 {
 		t.Errorf("%d bytes do not fit into an Event", len(missing))
+	}
+}
+
+// Sockets in network namespaces that the agent cannot enter are told once, and searched for less and less often.
+func TestSearchesThatFail(t *testing.T) {
+	var log bytes.Buffer
+	m := NewHookMonitor(nil, HookMonitorConfig{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	_, unnamed := DestroySocks([]maps.TranslatedSock{{Netns: 1}, {Netns: 2}})
+	_, same := DestroySocks([]maps.TranslatedSock{{Netns: 2}, {Netns: 1}})
+	_, other := DestroySocks([]maps.TranslatedSock{{Netns: 3}})
+	for i, step := range []struct {
+		left   int
+		err    error
+		rest   time.Duration
+		logged int
+	}{
+		{0, nil, 0, 0},
+		{2, nil, orphanInterval, 0},
+		{2, unnamed, orphanInterval, 1},
+		{2, same, 2 * orphanInterval, 1},
+		{2, unnamed, 4 * orphanInterval, 1},
+		{2, other, orphanInterval, 2},
+		{2, nil, orphanInterval, 2},
+		{2, unnamed, orphanInterval, 3},
+	} {
+		if rest := m.searchAgain(step.left, step.err); rest != step.rest {
+			t.Errorf("step %d: the next search is after %v, want %v", i, rest, step.rest)
+		}
+		if n := strings.Count(log.String(), "level=ERROR"); n != step.logged {
+			t.Errorf("step %d: there are %d errors, want %d:\n%s", i, n, step.logged, log.String())
+		}
+	}
+	for range 20 {
+		m.searchAgain(2, unnamed)
+	}
+	if m.searchRest != maxSearchRest {
+		t.Errorf("the rest is %v in the end, want %v", m.searchRest, maxSearchRest)
 	}
 }

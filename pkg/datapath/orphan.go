@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	stdmaps "maps"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
@@ -86,7 +88,7 @@ func eachNetns(socks []maps.TranslatedSock, visit func(inode uint64, socks []map
 
 		return len(byNetns) == 0, nil
 	})
-	for inode := range byNetns {
+	for _, inode := range slices.Sorted(stdmaps.Keys(byNetns)) { // so that the same ones make the same error
 		errs = append(errs, fmt.Errorf("network namespace %d: %w", inode, ErrNetnsNotFound))
 	}
 

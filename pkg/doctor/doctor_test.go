@@ -124,6 +124,7 @@ var patients = []struct {
 	{"kernel", "without newer features", func(n *Node) { n.Features.Value.TCX, n.Features.Value.SetRetval = false, false }},
 	{"kernel", "not probed without root", func(n *Node) { unclear(n, unix.EPERM) }},
 	{"kernel", "with a probe that gives no answer", func(n *Node) { unclear(n, unix.E2BIG) }},
+	{"kernel", "in a time namespace", func(n *Node) { n.Features.Err = datapath.ErrOtherClock }},
 	{"btf", "a kernel without", func(n *Node) { n.Features.Err = datapath.ErrNoBTF }},
 	{"jit", "off", func(n *Node) { n.JIT.Value = 0 }},
 	{"jit", "for debugging", func(n *Node) { n.JIT.Value = 2 }},

@@ -20,6 +20,9 @@ func checkKernel(n Node) []Finding {
 	if kernel.Version.before(leastKernel) {
 		return problem("Linux "+kernel.Release, "Boot Linux 5.10 or later.")
 	}
+	if errors.Is(n.Features.Err, datapath.ErrOtherClock) {
+		return problem(n.Features.Err.Error(), "Start the agent without a time namespace of its own.")
+	}
 	if errors.Is(n.Features.Err, datapath.ErrNoBTF) {
 		return ok("Linux %s; its features are probed once it has BTF", kernel.Release)
 	}
