@@ -27,6 +27,8 @@ type Picture struct {
 	Services []Service `json:"services"`
 	// Refused are counts of refusals of all nodes, by the text of the reason, since their maps were made.
 	Refused map[string]uint64 `json:"refused"`
+	// Rest is how long browsers wait until they ask for the next one, in milliseconds.
+	Rest int64 `json:"restMilliseconds"`
 }
 
 // Node is a node, and what is wrong there.

@@ -30,7 +30,8 @@ type Server struct {
 	listener net.Listener
 	token    string
 	turn     chan struct{} // taken by who collects
-	// rest is when the next picture may be collected: that has to cost nodes and the API server little.
+	// last is the last picture, until rest the newest that there is: collecting has to cost nodes and the API server little.
+	last *Picture
 	rest time.Time
 }
 
@@ -87,7 +88,8 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-// picture answers with the picture of this moment. Several browsers take turns.
+// picture answers with a picture that the browser does not have yet: after names the one that it has by its time. Several
+// browsers take turns, and get the same.
 func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
 	select {
 	case s.turn <- struct{}{}:
@@ -95,21 +97,27 @@ func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return
 	}
-	select {
-	case <-time.After(time.Until(s.rest)):
-	case <-r.Context().Done():
-		return
-	}
-	begun := time.Now()
-	picture, err := s.Collect(r.Context())
-	s.rest = time.Now().Add(restFactor * time.Since(begun))
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
+	wait := time.Until(s.rest)
+	if s.last == nil || wait <= 0 || r.URL.Query().Get("after") == s.last.Time.Format(time.RFC3339Nano) {
+		select {
+		case <-time.After(wait):
+		case <-r.Context().Done():
+			return
+		}
+		begun := time.Now()
+		picture, err := s.Collect(r.Context())
+		rest := restFactor * time.Since(begun)
+		picture.Rest = rest.Milliseconds()
+		s.last, s.rest = &picture, time.Now().Add(rest)
+		if err != nil {
+			s.last = nil
+			http.Error(w, err.Error(), http.StatusBadGateway)
 
-		return
+			return
+		}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(picture) // or the browser has gone
+	_ = json.NewEncoder(w).Encode(s.last) // or the browser has gone
 }
 
 // policy lets the page run its own script and style, and ask this server, and nothing else.

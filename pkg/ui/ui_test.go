@@ -138,6 +138,7 @@ func TestCompose(t *testing.T) {
     {"name": "c", "problem": "no answer: refused"},
     {"name": "d", "problem": "top: sluice: no such flag"}
   ],
+  "restMilliseconds": 0,
   "services": [
     {"name": "shop/db", "addresses": [], "error": "no room", "backends": [], "callers": [{"name": "shop/web (10.244.1.2)", "connections": 1}]},
     {
@@ -162,28 +163,31 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// After a picture that took long, nodes are left alone for five times as long, however many browsers ask.
+// After a picture that took long, nodes are left alone for five times as long, however many browsers ask: one that has no
+// picture gets the last one at once, and one that has it waits for the next.
 func TestPicturesRest(t *testing.T) {
 	const took = 50 * time.Millisecond
 	var ended time.Time
+	collected := 0
 	s := mustServe(t, func(context.Context) (Picture, error) {
 		if rest := time.Since(ended); rest < 5*took {
 			t.Errorf("a picture is collected %v after the last one", rest)
 		}
 		time.Sleep(took)
 		ended = time.Now()
+		collected++
 
-		return Picture{}, nil
+		return Picture{Time: time.Date(2026, 1, collected, 0, 0, 0, 5, time.UTC)}, nil
 	})
 	url := strings.Replace(s.URL(), "/?", "/picture?", 1)
-	done := make(chan bool)
-	for range 3 {
-		go func() {
-			get(t, url, "")
-			done <- true
-		}()
-	}
-	for range 3 {
-		<-done
+	for i, test := range []struct{ after, want string }{
+		{"", "2026-01-01T00:00:00.000000005Z"},
+		{"", "2026-01-01T00:00:00.000000005Z"},
+		{"&after=2026-01-01T00:00:00.000000005Z", "2026-01-02T00:00:00.000000005Z"},
+		{"&after=2026-01-01T00:00:00.000000005Z", "2026-01-02T00:00:00.000000005Z"},
+	} {
+		if _, text, _ := get(t, url+test.after, ""); !strings.Contains(text, test.want) {
+			t.Errorf("picture %d is %s, want that of %s", i, text, test.want)
+		}
 	}
 }

@@ -53,7 +53,7 @@ func testVerbs(t *testing.T, w *world) {
 		{
 			"status is a table of nodes", "status", 2,
 			[]string{"NODE", "AGENT", "node-1   test", "ok\n", "node-2   test", "ok\n", "node-3   -", "NO ANSWER: the kubelet at 127.0.0.1:", "connection refused\n",
-				"node-1, node-2: not covered: ", "differs: pins: ", "no pod of Sluice: node-4: what an agent programmed there stays in force"},
+				"node-1, node-2: not covered: ", "differs: pins: ", "no pod of Sluice: node-0: what an agent programmed there stays in force"},
 			nil,
 		},
 		{

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 //	node-1 ─── agent, pod-1-0 (web-1), pod-1-1 (a client)
 //	node-2 ─── agent, pod-2-0 (web-2)
 //	node-3      a Node and a pod of Sluice, whose kubelet does not answer
-//	node-4      a Node without a pod of Sluice
+//	node-0      a Node without a pod of Sluice
 type world struct {
 	*cluster.Cluster
 	lab        *lab.Cluster
@@ -109,7 +109,7 @@ func mustWorld(t testing.TB) *world {
 	lab.Must(t, err)
 	lab.Must(t, refusing.Close())
 	w.mustCreateNode(t, "node-3", portOf(t, refusing.Addr()))
-	without := object.Node("node-4", "127.0.0.1")
+	without := object.Node("node-0", "127.0.0.1")
 	without.Labels = map[string]string{corev1.LabelOSStable: "linux"}
 	_, err = w.client.CoreV1().Nodes().Create(t.Context(), without, metav1.CreateOptions{})
 	lab.Must(t, err)

@@ -28,7 +28,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-const stepTimeout = 20 * time.Second
+const stepTimeout = time.Minute
 
 func main() {
 	if len(os.Args) < 2 {
