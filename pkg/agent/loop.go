@@ -67,6 +67,8 @@ type agent struct {
 	complete bool            // and were programmed once
 	heavy    *decision.Heavy // nil: all Services are resolved in turn
 	impaired status.Impaired // as last reported
+	// reporting is set while a goroutine collects what is impaired now.
+	reporting bool
 	// graceBegun is when the last grace period began. What was taken out of the maps is used again only
 	// after all programs have ended that may still use it.
 	graceBegun time.Time
@@ -166,7 +168,7 @@ func (a *agent) loop(ctx context.Context) error {
 		case <-drift.C:
 			act = a.compare
 		case <-impaired.C:
-			act = a.reportImpaired
+			act = func() { a.reportImpaired(ctx) }
 			a.tables.Heartbeat.Beat()
 		case <-retired.C: // a grace period may begin
 		}

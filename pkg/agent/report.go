@@ -24,16 +24,23 @@ import (
 const impairedInterval = 5 * time.Second
 
 // reportImpaired records Events for Services that have become impaired, or are for another
-// reason.
-func (a *agent) reportImpaired() {
+// reason. The caller has the turn, and does not wait: there may be 100,000 Services.
+func (a *agent) reportImpaired(ctx context.Context) {
 	// Endpoints come and go all the time, and there may be thousands of Services.
-	if !a.synced || !a.newlyFailed && !a.model.claimsChanged && len(a.impaired.Failed) == 0 {
+	if a.reporting || !a.synced || !a.newlyFailed && !a.model.claimsChanged && len(a.impaired.Failed) == 0 {
 		return
 	}
-	a.newlyFailed, a.model.claimsChanged = false, false
-	now := status.ImpairedOf(a.writer.Statuses())
-	a.events.Impaired(now, a.impaired)
-	a.impaired = now
+	a.newlyFailed, a.model.claimsChanged, a.reporting = false, false, true
+	before := a.impaired
+	go func() {
+		statuses, err := a.statuses(ctx)
+		if err != nil {
+			return // the agent ends
+		}
+		now := status.ImpairedOf(slices.Values(statuses))
+		a.events.Impaired(now, before)
+		a.queue.Enqueue(func(*model) { a.impaired, a.reporting = now, false })
+	}()
 }
 
 // reportServer returns what reports whether the server at an address listens. Field is the one of the address.
@@ -127,14 +134,24 @@ func (a *agent) unready(hooks, devices []string) []string {
 	return slices.Concat(unknown, hooks, devices, a.model.unready())
 }
 
-// collect returns the statuses of Services that are not as they should be, and the problems. It takes many short turns.
-func (a *agent) collect(ctx context.Context) ([]reconcile.Status, map[string][]lb.Problem, error) {
+// statuses returns the statuses of Services that are not as they should be. It takes many short turns.
+func (a *agent) statuses(ctx context.Context) ([]reconcile.Status, error) {
 	var statuses []reconcile.Status // a step may add to it after an error
 	err := queue.Collect(ctx, a.queue, a.writer.StatusesInSteps(), func(s *reconcile.Status) {
 		if s != nil && len(s.Failures)+len(s.Lost)+len(s.Overlaps) > 0 {
 			statuses = append(statuses, *s)
 		}
 	})
+	if err != nil {
+		return nil, err
+	}
+
+	return statuses, nil
+}
+
+// collect returns these statuses, and the problems. It takes many short turns.
+func (a *agent) collect(ctx context.Context) ([]reconcile.Status, map[string][]lb.Problem, error) {
+	statuses, err := a.statuses(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

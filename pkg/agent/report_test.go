@@ -114,8 +114,11 @@ func (s *impairedScene) fail(tables ...string) {
 // mustReport reports impaired Services, and expects Events that begin with want.
 func (s *impairedScene) mustReport(t *testing.T, when string, want ...string) {
 	t.Helper()
-	s.reportImpaired()
-	s.reportImpaired()
+	for range 2 {
+		for s.reportImpaired(t.Context()); s.reporting; s.processQueue() {
+			<-s.queue.Ready()
+		}
+	}
 	var got []string
 	for _, e := range *s.events {
 		got = append(got, e.Service.Name+" "+e.Reason+" "+e.Note)
