@@ -24,7 +24,7 @@ func (p *loopScene) retire(t *testing.T, n int) {
 }
 
 // mustFinish waits until the loop has applied all changes.
-func (p *loopScene) mustFinish(t *testing.T) {
+func (p *loopScene) mustFinish(t testing.TB) {
 	t.Helper()
 	if _, err := queue.Ask(t.Context(), p.queue, func() struct{} { return struct{}{} }); err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func mustRunLoop(t *testing.T) *loopScene {
 }
 
 // mustRunLoopOn returns one on these maps, with this [reconcile.Config.Slice], after prepare.
-func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*agent)) *loopScene {
+func mustRunLoopOn(t testing.TB, fakes *maps.Fakes, slice int, prepare func(*agent)) *loopScene {
 	t.Helper()
 	p := &loopScene{fakes: fakes}
 	p.fakes.Observe(func(string, string) error {
@@ -84,7 +84,7 @@ func mustRunLoopOn(t *testing.T, fakes *maps.Fakes, slice int, prepare func(*age
 
 // mustPass waits until the loop has applied all changes, and for it to be healthy or not
 // once two minutes have passed.
-func (p *loopScene) mustPass(t *testing.T, healthy bool) {
+func (p *loopScene) mustPass(t testing.TB, healthy bool) {
 	t.Helper()
 	if _, err := queue.Ask(t.Context(), p.queue, func() struct{} { return struct{}{} }); err != nil {
 		t.Fatal(err)

@@ -45,6 +45,7 @@ type model struct {
 	// unread are the Services of objects that could not be read and are not known as they were, by source: such a Service
 	// keeps what an earlier agent programmed. Of those that are in readAgain, such an object was read since, or is gone.
 	unread    map[string]lb.ServiceName
+	unreadOf  map[lb.ServiceName]int // how many there are of each Service
 	readAgain []lb.ServiceName
 	log       *slog.Logger
 	events    events.Recorder
@@ -74,6 +75,7 @@ func newModel(cfg Config, p parts) *model {
 		failing:             new(atomic.Pointer[[]string]),
 		undecided:           map[lb.ServiceName]struct{}{},
 		unread:              map[string]lb.ServiceName{},
+		unreadOf:            map[lb.ServiceName]int{},
 		log:                 cfg.Log,
 		events:              p.events,
 	}
@@ -81,13 +83,7 @@ func newModel(cfg Config, p parts) *model {
 
 // isUnread reports whether an object of a Service could not be read, and is not known as it was.
 func (m *model) isUnread(name lb.ServiceName) bool {
-	for _, service := range m.unread {
-		if service == name {
-			return true
-		}
-	}
-
-	return false
+	return m.unreadOf[name] > 0
 }
 
 // limits returns what no program translates, as the node is configured.
@@ -142,6 +138,9 @@ func (m *model) setOther(name lb.ServiceName, svc *lb.Service) {
 func (m *model) report(source string, problems []lb.Problem) {
 	if service, unread := m.unread[source]; unread {
 		delete(m.unread, source)
+		if m.unreadOf[service]--; m.unreadOf[service] == 0 {
+			delete(m.unreadOf, service)
+		}
 		m.readAgain = append(m.readAgain, service)
 	}
 	before := m.problems[source]

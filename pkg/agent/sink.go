@@ -113,6 +113,7 @@ func (s sink) Unread(source string, service lb.ServiceName, problems []lb.Proble
 	s.Batch(func(m *model) {
 		m.report(source, problems)
 		m.unread[source] = service
+		m.unreadOf[service]++
 	})
 }
 

@@ -103,9 +103,11 @@ func removalOrder() []string {
 }
 
 // OtherMapsInUse reports whether programs that an earlier agent attached are in force
-// and use other maps: those of another layout, or of another instance, or maps whose pins were lost.
+// and use other maps: those of another layout, or of another instance, or maps whose pins were lost. Instances that are left
+// alone do not count: nothing of theirs is replaced.
 func (d *Datapath) OtherMapsInUse() (bool, error) {
 	others, err := d.Others()
+	others = slices.DeleteFunc(others, func(o Other) bool { return o.BPFRoot == "" && len(o.Links) > 0 })
 	if err != nil || len(others) > 0 {
 		return len(others) > 0, err
 	}

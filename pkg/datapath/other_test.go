@@ -134,6 +134,9 @@ func TestAnotherInstanceWithoutPins(t *testing.T) {
 	lab.Must(t, os.RemoveAll(linkDir(w.cfg.BPFRoot))) // its links stay open
 	next := world{cfg: w.elsewhere(t), node: w.node}
 	next.Datapath = next.mustOpen(t, next.cfg)
+	if waits, err := next.OtherMapsInUse(); err != nil || waits {
+		t.Errorf("ours wait for every Service: %t, %v, though nothing of the other one is replaced", waits, err)
+	}
 	for range 2 {
 		next.mustAttach(t)
 	}
