@@ -16,7 +16,8 @@ import (
 // and neither does a flow to it. So the mark is written before the first frontend of an address.
 // Flows outlive frontends: when the last frontend of an address is gone, the address drains. It
 // keeps the mark until a scan of all flows that started after that finds none to it. It counts to the
-// Service that has left it.
+// Service that has left it. An address that the node loses drains, too, because it may come back: a device that
+// goes down loses those of IPv6, and a packet that programs do not know would be answered by a reset.
 type addrs struct {
 	derived[maps.Addr, maps.AddrUse]
 	filter    *maps.AddrFilter
@@ -34,11 +35,12 @@ type addrs struct {
 	adopted bool
 }
 
-// drain is an address that has lost its last frontend.
+// drain is an address that has lost its last frontend, or that the node has lost.
 type drain struct {
 	addr  maps.Addr
 	since time.Time
 	by    lb.ServiceName // had the frontend
+	lost  bool           // by the node
 }
 
 // scan is what a scan of all flows has found.
@@ -127,9 +129,16 @@ func (a *addrs) setNode(node map[maps.Addr]maps.AddrUse) {
 		}
 	}
 	for k := range before {
+		if _, has := node[k]; !has && a.frontends[k] == 0 && a.draining[k] == nil {
+			a.drain(k, nameless)
+			a.draining[k].lost = true
+		}
 		a.compare(k)
 	}
 	for k := range node {
+		if d := a.draining[k]; d != nil && d.lost {
+			a.endDrain(k)
+		}
 		a.compare(k)
 	}
 }
@@ -212,7 +221,7 @@ func (a *addrs) removeFrontend(key maps.FrontendKey, of lb.ServiceName) {
 
 // drain records that a Service has left an address.
 func (a *addrs) drain(k maps.Addr, by lb.ServiceName) {
-	a.draining[k] = &drain{k, a.now(), by}
+	a.draining[k] = &drain{addr: k, since: a.now(), by: by}
 	if len(a.queue) >= 2*len(a.draining)+maxPruned {
 		a.queue = slices.DeleteFunc(a.queue, func(d *drain) bool { return a.draining[d.addr] != d })
 	}
