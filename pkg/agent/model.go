@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/pkg/config"
+	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/events"
 	"github.com/sluice-lb/sluice/pkg/kube"
 	"github.com/sluice-lb/sluice/pkg/lb"
@@ -56,7 +57,7 @@ func newModel(cfg Config, p parts) *model {
 		NodeName: cfg.NodeName, NodeOptional: cfg.Manifests != "",
 		NodePortAddresses: cfg.NodePortAddresses, HadNodePorts: p.hadNodePorts, HadClientIPs: p.hadClientIPs, NodeIP: cfg.NodeIP,
 		Devices: cfg.Local.Rules(cfg.Devices), Local: cfg.Local, ThroughStack: p.throughStack,
-		UDPAtDevices: cfg.Datapath.UDP == bpf.UDPOff,
+		UDPAtDevices: cfg.Datapath.UDP == bpf.UDPOff, NoLocalhostNodePorts: noLocalhostNodePorts(cfg.Datapath),
 	})
 	self := lb.Node{
 		Name: cfg.NodeName, PrimaryIPs: here.PrimaryIPs(), MasqueradeAll: cfg.MasqueradeAll,
@@ -79,6 +80,18 @@ func newModel(cfg Config, p parts) *model {
 		log:                 cfg.Log,
 		events:              p.events,
 	}
+}
+
+func noLocalhostNodePorts(cfg datapath.Config) []lb.Family {
+	var families []lb.Family
+	if cfg.NoLocalhostNodePortsV4 {
+		families = append(families, lb.IPv4)
+	}
+	if cfg.NoLocalhostNodePortsV6 {
+		families = append(families, lb.IPv6)
+	}
+
+	return families
 }
 
 // isUnread reports whether an object of a Service could not be read, and is not known as it was.

@@ -114,7 +114,8 @@ func (c Cgroup) NotCovered() string {
 	case c.WholeMachine:
 		return ""
 	case len(names) > 0:
-		return "sockets of processes outside of this cgroup"
+		return "sockets of processes outside of this cgroup: what pods among them send is translated at their devices, " +
+			"and what processes of the node send over TCP is not"
 	case up > 0:
 		return "sockets of processes outside of this cgroup: if this node is itself a container, those of the machine's other containers"
 	}

@@ -77,8 +77,8 @@ func TestNotCovered(t *testing.T) {
 		{Cgroup{Relative: "/../..", WholeMachine: true}, ""},
 		{Cgroup{Relative: "/../.."}, "those of the machine's other containers"},
 		{Cgroup{Relative: "/"}, "of the node, which are not translated"},
-		{Cgroup{Relative: "/a"}, "outside of this cgroup"},
-		{Cgroup{Relative: "/../a"}, "outside of this cgroup"},
+		{Cgroup{Relative: "/a"}, "what processes of the node send over TCP is not"},
+		{Cgroup{Relative: "/../a"}, "what processes of the node send over TCP is not"},
 	} {
 		got := test.cgroup.NotCovered()
 		if (got == "") != (test.want == "") || !strings.HasSuffix(got, test.want) {

@@ -33,6 +33,8 @@ type ModelConfig struct {
 	ThroughStack string
 	// UDPAtDevices is set if sockets of pods are not translated over UDP (--udp=off).
 	UDPAtDevices bool
+	// NoLocalhostNodePorts are the families of which node ports do not answer on loopback addresses.
+	NoLocalhostNodePorts []lb.Family
 }
 
 // Model is what is known of this node, from the kernel and from its Node object, and what

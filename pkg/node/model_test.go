@@ -393,3 +393,38 @@ func TestClientIPs(t *testing.T) {
 		})
 	}
 }
+
+// Where the configuration leaves no node ports is a limit, of families that the node has.
+func TestNodePortLimits(t *testing.T) {
+	v4, v6 := Address{Addr: netip.MustParseAddr("192.168.1.1")}, Address{Addr: netip.MustParseAddr("fd00::1")}
+	both, only4 := []Address{v4, v6}, []Address{v4, {Addr: netip.MustParseAddr("fe80::1")}}
+	const (
+		localhost = "node ports on loopback addresses of %s: nodePortAddresses (--nodeport-addresses) or iptables.localhostNodePorts " +
+			"(--iptables-localhost-nodeports) leaves them out"
+		elsewhere = "node ports on all but loopback addresses of %s: nodePortAddresses (--nodeport-addresses) has no others"
+	)
+	for _, test := range []struct {
+		ranges    string
+		off       []lb.Family
+		addresses []Address
+		want      []string
+	}{
+		{"all", nil, both, nil},
+		{"primary", []lb.Family{lb.IPv4, lb.IPv6}, both, []string{fmt.Sprintf(localhost, "IPv4 and IPv6")}},
+		{"primary", []lb.Family{lb.IPv4, lb.IPv6}, only4, []string{fmt.Sprintf(localhost, "IPv4")}},
+		{"localhost", nil, both, []string{fmt.Sprintf(elsewhere, "IPv4 and IPv6")}},
+		{"127.0.0.0/8 fd00::/16", []lb.Family{lb.IPv6}, both, []string{fmt.Sprintf(localhost, "IPv6"), fmt.Sprintf(elsewhere, "IPv4")}},
+		{"127.0.0.0/8", nil, both, []string{fmt.Sprintf(elsewhere, "IPv4")}},
+		{"192.168.0.0/16 localhost", nil, only4, nil},
+	} {
+		ranges, err := lb.ParseNodePortAddresses(strings.Fields(test.ranges))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := NewModel(ModelConfig{NodePortAddresses: ranges, NoLocalhostNodePorts: test.off})
+		m.SetState(State{Addresses: test.addresses})
+		if diff := cmp.Diff(test.want, m.Limits()); diff != "" {
+			t.Errorf("%q without localhost of %v, with %v (-want +got):\n%s", test.ranges, test.off, test.addresses, diff)
+		}
+	}
+}

@@ -245,7 +245,7 @@ func (m *Model) excluded(class Class) []string {
 	return slices.DeleteFunc(devicesWith(m.state.Devices, every, class), func(name string) bool { return slices.Contains(attached, name) })
 }
 
-// Limits returns what no program translates, since the configuration leaves devices out.
+// Limits returns what no program translates, since the configuration leaves devices or addresses out.
 func (m *Model) Limits() []string {
 	var limits []string
 	if pods := m.excluded(ClassPods); len(pods) > 0 {
@@ -254,6 +254,35 @@ func (m *Model) Limits() []string {
 	}
 	if uplinks := m.excluded(ClassUplink); len(uplinks) > 0 {
 		limits = append(limits, "what arrives for Services by "+namesOf(uplinks)+": --devices or --exclude-devices leave these devices out")
+	}
+
+	return append(limits, m.nodePortLimits()...)
+}
+
+// nodePortLimits returns where the configuration leaves no node ports. That they answer on some of a family's addresses
+// only is what it is for.
+func (m *Model) nodePortLimits() []string {
+	var localhost, elsewhere []string
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		have := m.addressesOf(family)
+		if len(have) == 0 {
+			continue
+		}
+		if slices.Contains(m.cfg.NoLocalhostNodePorts, family) {
+			localhost = append(localhost, family.String())
+		}
+		if m.cfg.NodePortAddresses.Loopback(family) && len(m.cfg.NodePortAddresses.Select(have, m.PrimaryIPs())) == 0 {
+			elsewhere = append(elsewhere, family.String())
+		}
+	}
+	var limits []string
+	if len(localhost) > 0 {
+		limits = append(limits, "node ports on loopback addresses of "+strings.Join(localhost, " and ")+
+			": nodePortAddresses (--nodeport-addresses) or iptables.localhostNodePorts (--iptables-localhost-nodeports) leaves them out")
+	}
+	if len(elsewhere) > 0 {
+		limits = append(limits, "node ports on all but loopback addresses of "+strings.Join(elsewhere, " and ")+
+			": nodePortAddresses (--nodeport-addresses) has no others")
 	}
 
 	return limits

@@ -4,76 +4,123 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/test/lab"
 	"github.com/sluice-lb/sluice/test/object"
 	"github.com/sluice-lb/sluice/test/scene"
 	"github.com/sluice-lb/sluice/test/sluice"
 )
 
+// limits are what status has of a way that no program translates.
+const (
+	sctpOfNode       = "SCTP of this node's own processes to Services"
+	outsideOfCgroup  = "what processes of the node send over TCP is not"
+	byUplink         = "what arrives for Services by eth0"
+	pastSockets      = "send to Services past their sockets"
+	datagramsOfPods  = "UDP from there to Services is not translated"
+	atLoopback       = "node ports on loopback addresses of IPv4 and IPv6"
+	atAllButLoopback = "node ports on all but loopback addresses of IPv4 and IPv6"
+	gateIsOff        = "is not in use: the feature gate AllowServiceExternalIPs is off"
+)
+
+var allLimits = []string{sctpOfNode, outsideOfCgroup, byUplink, pastSockets, datagramsOfPods, atLoopback, atAllButLoopback, gateIsOff}
+
+// switchRow is a setting of flags, and what follows from it for the ways of packets.
+type switchRow struct {
+	flags string
+	// none are patterns CLIENT/PROTOCOL/WAY of what no program translates, and told the limits that status has: beside those
+	// that every row has.
+	none, told []string
+	// one is set if the algorithm may give a client one backend again and again.
+	one bool
+}
+
+var switchRows = []switchRow{
+	{flags: "--udp=all --forwarding=auto --heal=eject --handshake-metrics=true --algorithm=random --pod-opt-out=false " +
+		"--iptables-localhost-nodeports=true --masquerade-all=false --device-attach=tcx"},
+	{flags: "--udp=off --algorithm=rr"},
+	{flags: "--forwarding=stack --algorithm=lc --service-metrics=0 --backend-metrics=10", one: true},
+	{flags: "--device-attach=clsact --nodeport-addresses=all"},
+	{flags: "--pod-opt-out=true --algorithm=sed --bind-address=192.168.50.1", one: true},
+	{flags: "--heal=off --handshake-metrics=false --algorithm=nq --proxy-mode=iptables", one: true},
+	{flags: "--heal=resteer --iptables-localhost-nodeports=false", none: []string{"*/*/localhost"}, told: []string{atLoopback}},
+	{flags: "--masquerade-all=true --mark=0x10/0x10 --nodeport-addresses=primary", none: []string{"*/*/localhost"}, told: []string{atLoopback}},
+	{flags: "--nodeport-addresses=localhost", none: []string{"*/*/node port"}, told: []string{atAllButLoopback}},
+	{flags: "--nodeport-addresses=192.168.50.0/24,fd00:50::/64,localhost --feature-gates=AllowServiceExternalIPs=false",
+		none: []string{"*/*/external IP"}, told: []string{gateIsOff}},
+	{flags: "--proxy-mode=nftables --masquerade-all --algorithm=maglev --hash-table-size=251 " +
+		"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=pod", one: true},
+	{flags: "--proxy-mode=ipvs --ipvs-scheduler=sh --detect-local-mode=ClusterCIDR --cluster-cidr=10.244.0.0/16,fd00:10:244::/48", one: true},
+	{flags: "--algorithm=sh --detect-local-mode=NodeCIDR", one: true},
+	{flags: "--algorithm=dh --detect-local-mode=BridgeInterface --pod-bridge-interface=br0", one: true},
+	{flags: "--devices=eth0,pod*=pods"},
+	{flags: "--exclude-devices=eth0", none: []string{"outside/*/*"}, told: []string{byUplink}},
+	{flags: "--devices=eth0", none: []string{"pod/sctp/*", "guest/*/*"}, told: []string{pastSockets}},
+	{flags: "--devices=eth0 --udp=off", none: []string{"pod/sctp/*", "guest/*/*", "pod/udp/*"}, told: []string{pastSockets, datagramsOfPods}},
+}
+
 // The table of docs/operate.md: who translates what clients of all kinds dial. Each flag that takes a way of a packet from one
-// place of translation leaves another one, or status tells what is not translated: for each of its values clients reach
-// what they dial by each protocol, over UDP from sockets that connect and from those that do not; or status has the limit.
+// place of translation leaves another one, or status has the limit: for each of its values clients reach what they dial
+// by each protocol, over UDP from sockets that connect and from those that do not. [TestEverySwitchHasARow] finds
+// flags, and values of them, that have no row.
 //
-//	pod, pod without socket hooks, node, outside ── ClusterIP, node port, external IP ─┬─ pod-1-0
-//	                                                                                     └─ pod-2-0
+//	pod, pod without socket hooks, node, process of it ── ClusterIP, node port, ─┬─ pod-1-0
+//	outside of --cgroup-root, client outside              localhost, external IP └─ pod-2-0
 func TestEachSwitchLeavesAWay(t *testing.T) {
-	const (
-		ofNode  = "SCTP of this node's own processes to Services"
-		uplinks = "what arrives for Services by eth0"
-		pods    = "send to Services past their sockets"
-		udp     = "UDP from there to Services is not translated"
-	)
-	nodesSCTP, atDevices, outside := []string{"node/sctp"}, []string{"pod/sctp", "guest/tcp", "guest/udp", "guest/sctp"}, []string{"outside/tcp", "outside/udp", "outside/sctp"}
 	w := mustWays(t)
-	for _, test := range []struct {
-		flags string
-		none  []string // translates a client's packets of a protocol, beside those of nodesSCTP
-		told  []string // by status, beside ofNode
-	}{
-		{flags: "--udp=all"},
-		{flags: "--udp=off"},
-		{flags: "--forwarding=auto"},
-		{flags: "--forwarding=stack"},
-		{flags: "--device-attach=clsact"},
-		{flags: "--pod-opt-out=true"},
-		{flags: "--heal=off --handshake-metrics=false"},
-		{flags: "--heal=eject"},
-		{flags: "--heal=resteer"},
-		{flags: "--masquerade-all --mark=0x10/0x10"},
-		{flags: "--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=pod"},
-		{flags: "--devices=eth0,pod*=pods"},
-		{flags: "--exclude-devices=eth0", none: outside, told: []string{uplinks}},
-		{flags: "--devices=eth0", none: atDevices, told: []string{pods}},
-		{flags: "--devices=eth0 --udp=off", none: append(atDevices, "pod/udp"), told: []string{pods, udp}},
-	} {
-		t.Run(test.flags, func(t *testing.T) {
-			mustTellLimits(t, w.Agent, strings.Fields(test.flags), append(test.told, ofNode), []string{ofNode, uplinks, pods, udp})
-			for _, c := range w.Clients() {
-				for _, network := range []string{"tcp", "udp", "sctp"} {
-					cell := c.Name + "/" + network
-					w.play(t, c, network, !slices.Contains(test.none, cell) && !slices.Contains(nodesSCTP, cell))
-				}
+	stray := scene.MustClientIn(t, "stray", w.Lab.Nodes[0].Namespace, nil)
+	features, err := datapath.ProbeFeatures()
+	lab.Must(t, err)
+	for i, row := range switchRows {
+		t.Run(row.flags, func(t *testing.T) {
+			if strings.Contains(row.flags, "=tcx") && !features.TCX {
+				t.Skip("this kernel has no tcx (Linux 6.6)")
+			}
+			mustTellLimits(t, w.Agent, strings.Fields(row.flags), append(row.told, sctpOfNode, outsideOfCgroup))
+			clients := w.Clients()
+			if i == 0 { // no flag of the agent is about it
+				clients = append(clients, stray)
+			}
+			for _, c := range clients {
+				t.Run(c.Name, func(t *testing.T) {
+					t.Parallel()
+					for _, network := range []string{"tcp", "udp", "sctp"} {
+						w.play(t, c, network, row)
+					}
+				})
 			}
 		})
 	}
 }
 
-// mustTellLimits restarts an agent with flags, and checks which of all texts its status has.
-func mustTellLimits(t *testing.T, agent *sluice.Node, flags, want, all []string) {
+// leavesOut reports whether no program translates a way of a client's packets.
+func (r switchRow) leavesOut(c *scene.Client, network, way string) bool {
+	return slices.ContainsFunc(append(r.none, "node/sctp/*", "stray/tcp/*", "stray/sctp/*", "stray/udp/node port"), func(pattern string) bool {
+		matches, err := path.Match(pattern, c.Name+"/"+network+"/"+way)
+
+		return matches && err == nil
+	})
+}
+
+// mustTellLimits restarts an agent with flags, and checks which of all limits its status has.
+func mustTellLimits(t *testing.T, agent *sluice.Node, flags, want []string) {
 	t.Helper()
 	lab.Must(t, agent.Stop())
 	agent.SetArgs(flags...)
 	lab.Must(t, agent.Start(), agent.WaitSynced(t.Context()))
 	lab.EventuallyIn(t, waitTimeout, "status tells what is not translated", func() error {
 		out, err := agent.Run("status")
-		for _, text := range all {
+		for _, text := range allLimits {
 			if strings.Contains(out, text) != slices.Contains(want, text) {
 				return fmt.Errorf("%q, want %v: %v\n%s", text, slices.Contains(want, text), err, out)
 			}
@@ -100,12 +147,15 @@ type ways struct {
 	web  *corev1.Service
 	v4   string // external IPs
 	v6   string
-	port uint16 // the last source port of an association
+	port atomic.Uint32 // the last source port of an association
 }
 
 func mustWays(t *testing.T) *ways {
 	t.Helper()
-	w := &ways{testbed: mustTestbed(t), port: 4000}
+	w := &ways{testbed: mustTestbed(t)}
+	w.port.Store(4000)
+	self := w.Lab.Nodes[0]
+	w.setNode(t, self, self.PodCIDRs[0].Masked().String(), self.IPv4.String(), self.IPv6.String())
 	w.pods = []*lab.Pod{w.Local()[0], w.Remote()[0]}
 	for _, pod := range w.pods {
 		for _, ip := range []netip.Addr{pod.IPv4, pod.IPv6} {
@@ -126,32 +176,37 @@ func mustWays(t *testing.T) *ways {
 }
 
 // play has a client dial all that there is by a protocol. It is answered if that is translated.
-func (w *ways) play(t *testing.T, c *scene.Client, network string, translated bool) {
+func (w *ways) play(t *testing.T, c *scene.Client, network string, row switchRow) {
 	t.Helper()
 	at := slices.Index([]string{"tcp", "udp", "sctp"}, network)
 	node, port := w.Lab.Nodes[0], w.web.Spec.Ports[at].NodePort
-	for what, addresses := range map[string][]string{
+	ways := map[string][]string{
 		"node port":   {scene.At(node.IPv4.String(), port), scene.At(node.IPv6.String(), port)},
 		"external IP": {scene.At(w.v4, 80), scene.At(w.v6, 80)},
 		"ClusterIP":   {scene.At(w.web.Spec.ClusterIPs[0], 80), scene.At(w.web.Spec.ClusterIPs[1], 80)},
-	} {
+	}
+	if c == w.Node {
+		ways["localhost"] = []string{scene.At("127.0.0.1", port), scene.At("::1", port)}
+	}
+	var unanswered []scene.Dial
+	for way, addresses := range ways {
 		for _, address := range addresses {
 			dial := c.To(network, address)
 			switch {
+			case row.leavesOut(c, network, way):
+				unanswered = append(unanswered, dial)
 			case network == "sctp":
-				w.associates(t, c, what, address, translated)
-			case translated:
-				scene.MustReach(t, dial, scene.Names(w.pods...)...)
-			default:
-				x := dial.Exchange()
-				x.Timeout = unansweredTime
-				if answer, err := c.Exchange(x); err == nil {
-					t.Errorf("%s of %s to the %s %s is answered by %q, although nothing translates it", network, c.Name, what, address, answer.Text)
+				lab.EventuallyIn(t, countsAge, dial.String()+" is answered", func() error { return w.peer(t, dial).associate(time.Second) })
+			case row.one:
+				if answer := dial.MustAsk(t); !slices.Contains(scene.Names(w.pods...), answer.Name) {
+					t.Errorf("%s: %s answers", dial, answer.Name)
 				}
+			default:
+				scene.MustReach(t, dial, scene.Names(w.pods...)...)
 			}
 		}
-		if network == "udp" && translated {
-			lab.EventuallyIn(t, countsAge, "a datagram of "+c.Name+" to the "+what+" is answered", func() error {
+		if network == "udp" && !row.leavesOut(c, network, way) {
+			lab.EventuallyIn(t, countsAge, "a datagram of "+c.Name+" to the "+way+" is answered", func() error {
 				by, err := askUnconnected(c, addresses[0])
 				if err == nil && !slices.Contains(scene.Names(w.pods...), by) {
 					err = fmt.Errorf("%s answers", by)
@@ -161,33 +216,61 @@ func (w *ways) play(t *testing.T, c *scene.Client, network string, translated bo
 			})
 		}
 	}
+	w.mustStayUnanswered(t, unanswered)
 }
 
 // unansweredTime is how long a client waits for an answer that must not come.
 const unansweredTime = 200 * time.Millisecond
 
-// associates begins an association. Each has a port of its own.
-func (w *ways) associates(t *testing.T, c *scene.Client, what, address string, translated bool) {
+// mustStayUnanswered dials all at once.
+func (w *ways) mustStayUnanswered(t *testing.T, dials []scene.Dial) {
 	t.Helper()
-	server := netip.MustParseAddrPort(address)
+	var all errgroup.Group
+	for _, dial := range dials {
+		ask := func() error {
+			x := dial.Exchange()
+			x.Timeout = unansweredTime
+			_, err := dial.From.Exchange(x)
+
+			return err
+		}
+		if dial.Network == "sctp" {
+			peer := w.peer(t, dial)
+			ask = func() error { return peer.associate(unansweredTime) }
+		}
+		all.Go(func() error {
+			if ask() == nil {
+				t.Errorf("%s is answered, although nothing translates it", dial)
+			}
+
+			return nil
+		})
+	}
+	lab.Must(t, all.Wait())
+}
+
+// peer is an end of an association to be, with its server.
+type peer struct {
+	*lab.SCTPPeer
+	server netip.AddrPort
+}
+
+// peer returns the client's end of an association. Each has a port of its own.
+func (w *ways) peer(t *testing.T, dial scene.Dial) peer {
+	t.Helper()
+	c, server := dial.From, netip.MustParseAddrPort(dial.Address)
 	ip := map[bool]netip.Addr{false: c.IPv4, true: c.IPv6}[server.Addr().Is6()]
 	if !ip.IsValid() { // the node's
 		ip = map[bool]netip.Addr{false: w.Lab.Nodes[0].IPv4, true: w.Lab.Nodes[0].IPv6}[server.Addr().Is6()]
 	}
-	begin := func(timeout time.Duration) error {
-		w.port++
-		_, err := lab.MustSCTP(t, c.Namespace, ip, w.port).Associate(server, timeout)
 
-		return err
-	}
-	if !translated {
-		if begin(unansweredTime) == nil {
-			t.Errorf("SCTP of %s to the %s %s is answered, although nothing translates it", c.Name, what, address)
-		}
+	return peer{lab.MustSCTP(t, c.Namespace, ip, uint16(w.port.Add(1))), server}
+}
 
-		return
-	}
-	lab.EventuallyIn(t, countsAge, "SCTP of "+c.Name+" to the "+what+" "+address+" is answered", func() error { return begin(time.Second) })
+func (p peer) associate(timeout time.Duration) error {
+	_, err := p.Associate(p.server, timeout)
+
+	return err
 }
 
 // askUnconnected sends a datagram by a socket that names no peer, and returns which pod has answered. The
