@@ -3,13 +3,17 @@ package reconcile
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/lb"
+	"github.com/sluice-lb/sluice/pkg/maglev"
+	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // clusterIP returns a ClusterIP Service with n endpoints, as lb.Resolve does:
@@ -22,11 +26,11 @@ func clusterIP(number, n, generation int) (lb.ServiceName, lb.Resolution) {
 	var res lb.Resolution
 	backends := make([]lb.Backend, n)
 	for i := range backends {
-		host := byte(i)
+		host := i
 		if i == 0 {
-			host = byte(n + generation%100)
+			host = n + generation%100
 		}
-		addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(number >> 8), byte(number), host}), 8080)
+		addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10 + byte(host>>8), byte(number >> 8), byte(number), byte(host)}), 8080)
 		backends[i] = lb.Backend{Addr: addr}
 		res.Endpoints = append(res.Endpoints, lb.EndpointState{Port: &port, Addr: addr, Use: lb.Used, Ready: true, Alive: true})
 	}
@@ -287,6 +291,61 @@ func BenchmarkHashed(b *testing.B) {
 			}
 			changeInTurn(b, r, names[77], changed)
 		})
+	}
+}
+
+// What README says of the memory of tables by hash: of 10,000 Services, the hundred that hash have one each, in the kernel's
+// array, whose places take eight bytes, and in the agent's copy of that. An endpoint that is replaced leaves nothing behind.
+func TestMemoryOfHashTables(t *testing.T) {
+	const hashing, kernel, agent = 100, 8, 4 // bytes of an entry
+	clock := newTestClock()
+	fakes := maps.NewFakes(1 << 22)
+	r, err := New(Config{Tables: fakes.Tables, Now: clock.read})
+	lab.Must(t, err)
+	names, resolutions := manyServices()
+	hash := func(res lb.Resolution) lb.Resolution {
+		for i := range res.Frontends {
+			res.Frontends[i].Algorithm = lb.Maglev
+		}
+
+		return res
+	}
+	for i, name := range names {
+		if i < hashing {
+			resolutions[i] = hash(resolutions[i])
+		}
+		r.Set(name, time.Time{}, resolutions[i])
+	}
+	entries := func() (n int) {
+		for _, pool := range fakes.Pools.All() {
+			n += int(pool.TableSize)
+		}
+
+		return n
+	}
+	applyAll(t, r, clock)
+	if got, want := entries(), hashing*maglev.DefaultSize; got != want {
+		t.Errorf("%d Services that hash have %d entries, want %d", hashing, got, want)
+	}
+	if size := unsafe.Sizeof(r.slots.have[0]); size != agent {
+		t.Errorf("an entry takes %d bytes in the agent, want %d", size, agent)
+	}
+	used := len(r.slots.have)
+	for generation := range 20 {
+		name, res := clusterIP(7, 10, generation+1)
+		r.Set(name, time.Time{}, hash(res))
+		applyAll(t, r, clock)
+	}
+	if got := entries(); got != hashing*maglev.DefaultSize || len(r.slots.have) > used+2*(maglev.DefaultSize+10) {
+		t.Errorf("after 20 changes of a Service there are %d entries, and %d slots have been in use, %d before", got, len(r.slots.have), used)
+	}
+	readme, err := os.ReadFile("../../README.md")
+	lab.Must(t, err)
+	table := maglev.DefaultSize * (kernel + agent)
+	want := fmt.Sprintf("%.0f KiB for each port and family with two backends or more, of which %.0f KiB are the agent's: %.0f MiB if %d of 10,000 Services hash",
+		float64(table)/(1<<10), float64(maglev.DefaultSize*agent)/(1<<10), float64(hashing*table)/(1<<20), hashing)
+	if !strings.Contains(string(readme), want) {
+		t.Errorf("README does not say: %s", want)
 	}
 }
 
