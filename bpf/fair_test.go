@@ -224,7 +224,9 @@ func TestTurnOfEachFrontend(t *testing.T) {
 // What a suspect would have got, all others get alike, whichever are side by side.
 func TestFairBesideSuspects(t *testing.T) {
 	const n, connections = 12, 3000
-	for _, algorithm := range []uint8{maps.AlgorithmRandom, maps.AlgorithmRR, maps.AlgorithmLC, maps.AlgorithmSED, maps.AlgorithmMaglev} {
+	for _, algorithm := range []uint8{
+		maps.AlgorithmRandom, maps.AlgorithmRR, maps.AlgorithmLC, maps.AlgorithmSED, maps.AlgorithmNQ, maps.AlgorithmSH, maps.AlgorithmDH, maps.AlgorithmMaglev,
+	} {
 		for _, suspects := range []int{1, 5} {
 			t.Run(fmt.Sprintf("algorithm %d, %d of %d", algorithm, suspects, n), func(t *testing.T) {
 				s := newSimulation(t, n, maps.Pool{Algorithm: algorithm})

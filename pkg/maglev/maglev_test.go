@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -86,7 +88,8 @@ func TestSizesArePrime(t *testing.T) {
 }
 
 func TestBalance(t *testing.T) {
-	for _, n := range []int{0, 1, 2, 3, 4, 5, 10, 12, 13, 100, 1000, 4000} {
+	var parts []string
+	for _, n := range []int{0, 1, 2, 3, 4, 5, 10, 12, 13, 100, 300, 1000, 4000} {
 		table := Table(backendsOf(n), DefaultSize)
 		if len(table) != Size(n, DefaultSize) {
 			t.Errorf("%d backends have a table of %d, want %d", n, len(table), Size(n, DefaultSize))
@@ -98,7 +101,11 @@ func TestBalance(t *testing.T) {
 		if least, most := slices.Min(counts), slices.Max(counts); most-least > 1 || least < 1 {
 			t.Errorf("of %d backends, one has %d of %d entries and one %d", n, least, len(table), most)
 		}
+		if n == 100 || n == 300 {
+			parts = append(parts, fmt.Sprintf("%d or %d of %d", slices.Min(counts), slices.Max(counts), n))
+		}
 	}
+	mustStandInREADME(t, strings.Join(parts, ", "))
 }
 
 // More backends than entries: the first ones have one each.
@@ -170,7 +177,20 @@ func TestDisruption(t *testing.T) {
 		}
 		sum, worst, fewer = sum+share, max(worst, share), more
 	}
-	t.Logf("of 1 to %d backends, %.1f %% of the hashes move needlessly when one comes, and %.1f %% at most", most, 100*sum/most, 100*worst)
+	mustStandInREADME(t, fmt.Sprintf("%.1f %% on average, %.1f %% at most, at each step from 1 to %d backends", 100*sum/most, 100*worst, most))
+	mustStandInREADME(t, fmt.Sprintf("%.1f %% of those of others, %.1f %% at most", 100*sum/most, 100*worst))
+}
+
+// mustStandInREADME checks that the README has these figures.
+func mustStandInREADME(t *testing.T, want string) {
+	t.Helper()
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(readme), want) {
+		t.Errorf("README does not say: %s", want)
+	}
 }
 
 func BenchmarkTable(b *testing.B) {
