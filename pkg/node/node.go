@@ -65,7 +65,10 @@ func Read() (State, error) {
 	}
 	defer r.close()
 
-	return r.read()
+	state, err := r.read()
+	state.Concern = cmp.Or(r.concern(), state.Concern)
+
+	return state, err
 }
 
 // reader reads the state of a network namespace from the kernel, by sockets that stay open.
@@ -108,7 +111,7 @@ func (r *reader) close() {
 	r.tables.close()
 }
 
-// read reads the whole state.
+// read reads the state. Of concerns it has only that about programs of others: the others may take long, see [reader.concern].
 func (r *reader) read() (State, error) {
 	links, err := Complete(r.routes.LinkList)
 	if err != nil {
@@ -134,8 +137,8 @@ func (r *reader) read() (State, error) {
 		return State{}, err
 	}
 
-	state := State{Devices: devicesOf(links, addrs, routes), Concern: r.concern()}
-	state.Concern = cmp.Or(state.Concern, r.fillBypassed(state.Devices))
+	state := State{Devices: devicesOf(links, addrs, routes)}
+	state.Concern = r.fillBypassed(state.Devices)
 	if i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == ipvsDevice }); i >= 0 {
 		index := links[i].Attrs().Index
 		addrs = slices.DeleteFunc(addrs, func(a netlink.Addr) bool { return a.LinkIndex == index })

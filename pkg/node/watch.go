@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -15,8 +16,8 @@ import (
 )
 
 const (
-	// quietTime is the least time between two lists of the node. On a node with very
-	// many routes it is this multiple of the time that a list takes.
+	// quietTime is the least time between two lists of the node, and between two readings of its concerns. On a node with very
+	// many routes, or rules of a firewall, it is this multiple of the time that the one or the other takes.
 	quietTime     = 50 * time.Millisecond
 	quietMultiple = 10
 	// relistTime is the time after which the node is listed without a notification.
@@ -48,6 +49,8 @@ type Config struct {
 	// no log.
 	Log *slog.Logger
 
+	// concern is what reads the concerns, see [reader.concern]; nil means that.
+	concern func() string
 	// 0 means the constant of that name.
 	receiveBuffer         int // bytes
 	relistTime, quietTime time.Duration
@@ -64,7 +67,7 @@ func (c Config) Validate() error {
 
 // Watch reports the addresses and devices of this node, and every change, until ctx
 // ends; then it returns nil. It reports the first change after a quiet time at once,
-// and those of a burst together, at most 50 ms late. It reports an IPv6 address when
+// and those of a burst together, at most 50 ms late. Devices do not wait for concerns to be read. It reports an IPv6 address when
 // duplicate address detection has succeeded.
 //
 // Watch returns an error only if it cannot begin. Later it renews a subscription
@@ -115,8 +118,10 @@ type watcher struct {
 	ns     netns.NsHandle
 
 	reported *State        // nil before the first report
+	listed   State         // the last list
 	next     time.Time     // of the earliest list after a notification
 	retry    time.Duration // before the next subscription
+	concern  string        // as last read
 }
 
 // follow subscribes before it lists, so that no change is lost in between. It
@@ -132,19 +137,52 @@ func (w *watcher) follow(ctx context.Context) error {
 	return w.listOnChange(ctx, s)
 }
 
-// listOnChange lists the node at once, after each change, and after relistTime.
+// listOnChange lists the node at once, after each change, and after relistTime. Each list is followed by a reading of the
+// concerns, in a goroutine of its own and not more often than they allow.
 func (w *watcher) listOnChange(ctx context.Context, s *subscription) error {
+	find := w.config.concern
+	if find == nil {
+		find = s.reader.concern
+	}
+	w.concern = find() // the first report has it
 	if err := w.report(s); err != nil {
 		return err
 	}
 	relist := time.NewTicker(w.config.relistTime)
 	defer relist.Stop()
+	concerns := make(chan string, 1)
+	var reading sync.WaitGroup // of concerns, by the reader, which the caller closes
+	defer reading.Wait()
+	busy, due := false, false // they are being read, and have to be read again
+	var rested time.Time      // when they may be read again
+	again := time.NewTimer(0)
+	again.Stop()
+	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-s.broken:
 			return err
+		case w.concern = <-concerns:
+			busy = false
+			if due {
+				again.Reset(time.Until(rested))
+			}
+			w.update()
+
+			continue
+		case <-again.C:
+			busy, due = true, false
+			reading.Go(func() {
+				begin := time.Now()
+				concern := find()
+				took := time.Since(begin)
+				rested = time.Now().Add(max(w.config.quietTime, quietMultiple*took))
+				concerns <- concern
+			})
+
+			continue
 		case <-relist.C:
 		case <-s.changed:
 			if !sleep(ctx, time.Until(w.next)) {
@@ -153,6 +191,9 @@ func (w *watcher) listOnChange(ctx context.Context, s *subscription) error {
 		}
 		if err := w.report(s); err != nil {
 			return err
+		}
+		if due = true; !busy {
+			again.Reset(time.Until(rested))
 		}
 	}
 }
@@ -169,13 +210,20 @@ func (w *watcher) report(s *subscription) error {
 		return err
 	}
 	took := time.Since(begin)
-	w.next, w.retry = begin.Add(took+max(w.config.quietTime, quietMultiple*took)), firstRetry
+	w.listed, w.next, w.retry = state, begin.Add(took+max(w.config.quietTime, quietMultiple*took)), firstRetry
+	w.update()
+
+	return nil
+}
+
+// update reports what was listed and the concern that was read last, if either has changed.
+func (w *watcher) update() {
+	state := w.listed
+	state.Concern = cmp.Or(w.concern, state.Concern)
 	if w.reported == nil || !w.reported.equal(state) {
 		w.reported = &state
 		w.config.Update(state)
 	}
-
-	return nil
 }
 
 // sleep waits for the pause, and returns false if ctx ends before.

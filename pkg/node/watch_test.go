@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -364,6 +365,38 @@ func TestWatchReportsABurstOfDevicesTogether(t *testing.T) {
 	if most := int(burst/quietTime) + 3; updates > most {
 		t.Errorf("reported %d times in %v, want at most %d", updates, burst, most)
 	}
+}
+
+// A new device is reported while the rules of a firewall are read, however long that takes; what they are is reported then.
+func TestWatchReportsDevicesBesideAConcern(t *testing.T) {
+	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
+	readings := 0
+	reading, read := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	finish := func() { once.Do(func() { close(read) }) }
+	watch := mustWatch(t, ns, Config{concern: func() string {
+		if readings++; readings == 1 {
+			return ""
+		}
+		if readings == 2 {
+			close(reading)
+			<-read
+		}
+
+		return "a firewall"
+	}})
+	t.Cleanup(finish)
+	add := func(name string) {
+		lab.MustVeth(t, lab.End{Namespace: ns, Device: name}, lab.End{Namespace: peer, Device: name})
+		watch.until(name, func(s State) bool {
+			return s.Concern == "" && slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Name == name })
+		})
+	}
+	add("veth0")
+	<-reading
+	add("veth1")
+	finish()
+	watch.until("the concern", func(s State) bool { return s.Concern == "a firewall" })
 }
 
 // observer receives what a watch reports.
