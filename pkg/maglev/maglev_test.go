@@ -105,7 +105,7 @@ func TestBalance(t *testing.T) {
 			parts = append(parts, fmt.Sprintf("%d or %d of %d", slices.Min(counts), slices.Max(counts), n))
 		}
 	}
-	mustStandInREADME(t, strings.Join(parts, ", "))
+	mustStandIn(t, "docs/balancing.md", strings.Join(parts, ", "))
 }
 
 // More backends than entries: the first ones have one each.
@@ -177,19 +177,19 @@ func TestDisruption(t *testing.T) {
 		}
 		sum, worst, fewer = sum+share, max(worst, share), more
 	}
-	mustStandInREADME(t, fmt.Sprintf("%.1f %% on average, %.1f %% at most, at each step from 1 to %d backends", 100*sum/most, 100*worst, most))
-	mustStandInREADME(t, fmt.Sprintf("%.1f %% of those of others, %.1f %% at most", 100*sum/most, 100*worst))
+	mustStandIn(t, "docs/balancing.md", fmt.Sprintf("%.1f %% on average, %.1f %% at most, at each step from 1 to %d backends", 100*sum/most, 100*worst, most))
+	mustStandIn(t, "README.md", fmt.Sprintf("%.1f %% of those of others, %.1f %% at most", 100*sum/most, 100*worst))
 }
 
-// mustStandInREADME checks that the README has these figures.
-func mustStandInREADME(t *testing.T, want string) {
+// mustStandIn checks that a page has these figures.
+func mustStandIn(t *testing.T, page, want string) {
 	t.Helper()
-	readme, err := os.ReadFile("../../README.md")
+	text, err := os.ReadFile("../../" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(readme), want) {
-		t.Errorf("README does not say: %s", want)
+	if !strings.Contains(string(text), want) {
+		t.Errorf("%s does not say: %s", page, want)
 	}
 }
 

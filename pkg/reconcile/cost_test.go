@@ -294,7 +294,7 @@ func BenchmarkHashed(b *testing.B) {
 	}
 }
 
-// What README says of the memory of tables by hash: of 10,000 Services, the hundred that hash have one each, in the kernel's
+// What docs/balancing.md says of the memory of tables by hash: of 10,000 Services, the hundred that hash have one each, in the kernel's
 // array, whose places take eight bytes, and in the agent's copy of that. An endpoint that is replaced leaves nothing behind.
 func TestMemoryOfHashTables(t *testing.T) {
 	const hashing, kernel, agent = 100, 8, 4 // bytes of an entry
@@ -339,13 +339,13 @@ func TestMemoryOfHashTables(t *testing.T) {
 	if got := entries(); got != hashing*maglev.DefaultSize || len(r.slots.have) > used+2*(maglev.DefaultSize+10) {
 		t.Errorf("after 20 changes of a Service there are %d entries, and %d slots have been in use, %d before", got, len(r.slots.have), used)
 	}
-	readme, err := os.ReadFile("../../README.md")
+	text, err := os.ReadFile("../../docs/balancing.md")
 	lab.Must(t, err)
 	table := maglev.DefaultSize * (kernel + agent)
 	want := fmt.Sprintf("%.0f KiB for each port and family with two backends or more, of which %.0f KiB are the agent's: %.0f MiB if %d of 10,000 Services hash",
 		float64(table)/(1<<10), float64(maglev.DefaultSize*agent)/(1<<10), float64(hashing*table)/(1<<20), hashing)
-	if !strings.Contains(string(readme), want) {
-		t.Errorf("README does not say: %s", want)
+	if !strings.Contains(string(text), want) {
+		t.Errorf("docs/balancing.md does not say: %s", want)
 	}
 }
 

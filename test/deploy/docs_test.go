@@ -30,7 +30,7 @@ var (
 func testDocs(t *testing.T, a *apiServer) {
 	t.Setenv("KUBE_EDITOR", "true")                                // which changes nothing
 	a.Kubectl(t, "delete", "service", "web", "--ignore-not-found") // which other tests have annotated
-	for _, page := range []string{"README.md", "docs/install.md", "docs/operate.md", "deploy/README.md"} {
+	for _, page := range []string{"README.md", "docs/install.md", "docs/balancing.md", "docs/operate.md", "deploy/README.md"} {
 		t.Run(page, func(t *testing.T) {
 			text, err := os.ReadFile("../../" + page)
 			lab.Must(t, err)
