@@ -175,7 +175,7 @@ func TestFlowYieldsToADirectExchange(t *testing.T) {
 	}
 }
 
-// A device below another one, as below that of a VLAN, translates a datagram, and the other one sees what it became: its
+// A device below another one, as below an ipvlan, translates a datagram, and the other one sees what it became: its
 // flow stays. A datagram whose sender is not behind the device ends no flow either.
 func TestFlowOutlivesItsOwnDatagrams(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {

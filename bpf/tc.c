@@ -361,6 +361,8 @@ int sluice_ingress(struct __sk_buff *ctx)
 	if (config_ethernet && !config_bridge_port && ctx->pkt_type == PACKET_OTHERHOST)
 		return pass(REASON_PASS_OTHER_TRAFFIC);
 	why = may_be_for_service(ctx, &net, &flags);
+	if (!why && is_of_vlan(ctx))
+		why = REASON_PASS_OTHER_TRAFFIC;
 	if (why)
 		return pass(why);
 	pkt = new_packet(HOOK_INGRESS);
@@ -386,6 +388,8 @@ int sluice_egress(struct __sk_buff *ctx)
 	int verdict;
 
 	why = may_be_reply(ctx, &net);
+	if (!why && is_of_vlan(ctx))
+		why = REASON_PASS_OTHER_TRAFFIC;
 	if (why)
 		return pass(why);
 	pkt = new_packet(HOOK_EGRESS);

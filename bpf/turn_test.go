@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/gopacket/gopacket/layers"
 	"github.com/vishvananda/netlink"
@@ -539,28 +538,6 @@ func TestTurnedOffloads(t *testing.T) {
 					step.want.hops--
 					o.compare(step.want.frame(w.family, ends{src: own, dst: macOf(at(step.router).Addr())}))
 				}
-			})
-		})
-	}
-}
-
-// A packet whose device has taken a VLAN tag off it is of another device, which the stack finds.
-func TestTagTakenOff(t *testing.T) {
-	for name, want := range map[string]int{"tagged": 4, "untagged": 2} {
-		t.Run(name, func(t *testing.T) {
-			each(t, []place{turning}, func(t *testing.T, w *world, p place) {
-				turned(t, w, p, layers.IPProtocolTCP)
-				outside := mustStation(t, w.outside, "eth0")
-				w.attach(t, "eth0", netlink.HANDLE_MIN_INGRESS, w.programs(t, p).Ingress)
-				in := tcp(client, clusterIP, "S")
-				if name == "tagged" {
-					in = in.tagged(7)
-				}
-				outside.send(t, in.frame(w.family, ends{src: macOf(in.src.Addr()), dst: w.links["eth0"].Attrs().HardwareAddr}), gsoNone, 0)
-				for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline) && len(w.entries(t)) < want; {
-					time.Sleep(time.Millisecond)
-				}
-				w.holds(t, want, true)
 			})
 		})
 	}

@@ -503,7 +503,7 @@ static __always_inline void make_direct(struct packet *pkt)
  * yield_to_datagram handles a datagram to no frontend, of a sender that is behind the device: it ends a flow that
  * would translate the answer, which is that of the sender's own exchange. A socket of a pod may have the port of an
  * earlier one that had no socket hook, and a foreign flow that of another host. No other flow yields: the datagram
- * may be its own, which a device below this one, such as that of a VLAN, has translated. It is global, so that the
+ * may be its own, which a device below this one, such as that of an ipvlan, has translated. It is global, so that the
  * verifier walks it once.
  */
 __noinline int yield_to_datagram(struct __sk_buff *ctx)

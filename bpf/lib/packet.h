@@ -105,6 +105,19 @@ enum verdict {
 #define PACKET_MULTICAST 2
 #define PACKET_OTHERHOST 3
 
+#define VLAN_ID 0xfff /* of vlan_tci; VLAN 0 has a priority only */
+
+/*
+ * is_of_vlan reports whether the kernel has taken the tag of a VLAN off the packet, or has yet to put it on. The packet
+ * is that of the VLAN's own device, whose programs translate it before or after; without such a device the stack
+ * drops it. A bridge passes on what its ports take in for a VLAN, by itself and without the tag.
+ */
+static __always_inline bool is_of_vlan(struct __sk_buff *ctx)
+{
+	return config_ethernet && !config_bridge_port && ctx->vlan_present &&
+	       ctx->vlan_tci & VLAN_ID;
+}
+
 /* What a packet means for the connection of its flow. */
 enum event {
 	EVENT_NONE = 0,

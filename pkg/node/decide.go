@@ -57,7 +57,7 @@ func (d *decider) decide(device Device) (Class, string) {
 	if p, ok := find(d.rules.Never, device.Name); ok {
 		return ClassNone, "excluded by --exclude-devices " + p.String()
 	}
-	only, named := find(d.rules.Only, device.Name)
+	only, named := d.named(device)
 	if !named && len(d.rules.Only) > 0 {
 		return ClassNone, "not among --devices"
 	}
@@ -75,6 +75,17 @@ func (d *decider) decide(device Device) (Class, string) {
 	}
 
 	return class, reason
+}
+
+// named returns the pattern of --devices for a device. A VLAN that has none goes with the device below it, whose
+// programs leave the packets of its VLANs to these.
+func (d *decider) named(device Device) (Pattern, bool) {
+	only, named := find(d.rules.Only, device.Name)
+	if lower, ok := d.devices[device.Lower]; ok && !named {
+		return d.named(lower)
+	}
+
+	return only, named
 }
 
 // unusable are the kinds of devices whose packets the stack does not see, and why.

@@ -12,7 +12,7 @@ import (
 
 // A topology is written as one device a line, with the decision:
 //
-//	NAME KIND [net=PREFIX] [gw=ADDR] [master=NAME] [peer=NAME] [layer=ip|other] -> CLASS: REASON
+//	NAME KIND [net=PREFIX] [gw=ADDR] [master=NAME] [peer=NAME] [on=NAME] [layer=ip|other] -> CLASS: REASON
 //
 // KIND "-" is hardware; CLASS "-" is not attached.
 var topologies = []struct {
@@ -133,6 +133,21 @@ docker0 bridge -> -: excluded by --exclude-devices docker?
 eth0 -    -> uplink: physical device
 eth1 -    -> -: not among --devices
 lxc1 veth -> pods: host end of a veth pair
+`},
+	{"--devices and VLANs", "--devices=eth0,eth1=pods,eth1.7=uplink", `
+eth0      -    -> uplink: physical device
+eth0.100  vlan on=eth0 net=192.168.50.1/24 -> uplink: vlan device
+eth0.1.2  vlan on=eth0.100 -> uplink: vlan device
+eth1.5    vlan on=eth1 -> pods: --devices eth1=pods
+eth1.7    vlan on=eth1 -> uplink: --devices eth1.7=uplink
+eth1      -    -> pods: --devices eth1=pods
+eth2.100  vlan on=eth2 -> -: not among --devices
+eth2      -    -> -: not among --devices
+eth3.100  vlan -> -: not among --devices
+`},
+	{"a VLAN that is excluded", "--devices=eth0 --exclude-devices=eth0.?", `
+eth0   -    -> uplink: physical device
+eth0.1 vlan on=eth0 -> -: excluded by --exclude-devices eth0.?
 `},
 	{"--devices fixes classes, the first that matches", "--devices=eth1=pods,eth*=uplink,gw=pods,*", `
 lo    -      layer=other -> -: loopback
@@ -292,6 +307,8 @@ func setAttr(t *testing.T, device *Device, index map[string]int, attr string) {
 		device.Master = index[value]
 	case "peer":
 		device.Peer = index[value]
+	case "on":
+		device.Lower = index[value]
 	case "layer":
 		device.LinkLayer = map[string]LinkLayer{"ip": LinkIP, "other": LinkOther}[value]
 	default:

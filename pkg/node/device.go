@@ -32,6 +32,8 @@ type Device struct {
 	Master int
 	// Peer is the other end of a pair if that is in this network namespace, or 0.
 	Peer int
+	// Lower is the device of which this one is a VLAN if that is in this network namespace, or 0.
+	Lower int
 	// PeerNetns is 1 + the number by which the kernel knows the namespace of the other end in this one,
 	// or 0 if there is none.
 	PeerNetns uint32
@@ -92,6 +94,9 @@ func deviceOf(link netlink.Link) Device {
 		device.Kind = "tun"
 	}
 	device.TakesFrames = takesFrames(device, link)
+	if device.Kind == "vlan" && attrs.NetNsID < 0 {
+		device.Lower = attrs.ParentIndex
+	}
 	// A peer in another namespace comes with the number of that namespace.
 	if device.isPair() && attrs.NetNsID < 0 {
 		device.Peer = attrs.ParentIndex

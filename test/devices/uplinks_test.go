@@ -77,7 +77,6 @@ func TestTwoUplinks(t *testing.T) {
 //	            eth1 ◀══════▶ eth1 ┘         └─ pod-2-0, node-2
 func TestRepliesByTheDeviceOfTheClient(t *testing.T) {
 	t.Parallel()
-	far := [2]netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fd00:18::1")}
 	for _, test := range []struct {
 		name   string
 		dialed func(*lab.Node) [2]netip.Addr
@@ -85,8 +84,7 @@ func TestRepliesByTheDeviceOfTheClient(t *testing.T) {
 	}{
 		{"pods have a way of their own", func(n *lab.Node) [2]netip.Addr { return [2]netip.Addr{n.IPv4, n.IPv6} },
 			func(n *lab.Node) [2]netip.Addr { return podIPs(n.Pods[1]) }},
-		{"an address of the node has a way of its own", func(n *lab.Node) [2]netip.Addr { return [2]netip.Addr{n.SecondIPv4, n.SecondIPv6} },
-			func(n *lab.Node) [2]netip.Addr { return [2]netip.Addr{n.SecondIPv4, n.SecondIPv6} }},
+		{"an address of the node has a way of its own", secondIPs, secondIPs},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -94,44 +92,62 @@ func TestRepliesByTheDeviceOfTheClient(t *testing.T) {
 				Config: lab.Config{OverlayMTU: 1450, SecondUplink: true, Attachment: lab.Routed},
 				filter: looseCNI,
 			})
-			first := w.Nodes[0]
-			for _, node := range w.Nodes {
-				lab.Must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "2"))
-			}
-			gateway, second := hostIPs(w.Client), [2]netip.Addr{w.Client.SecondIPv4, w.Client.SecondIPv6}
-			lab.Must(t, w.Client.SetUp("lo"), w.Client.Netfilter(oneDeviceEach(first)))
-			for _, f := range families {
-				lab.Must(t,
-					w.Client.AddAddress("lo", netip.PrefixFrom(far[f], far[f].BitLen())),
-					first.AddRoute(netip.PrefixFrom(far[f], far[f].BitLen()), gateway[f]),
-					routeFrom(first, test.from(first)[f], second[f]))
-			}
+			far := w.leadBack(t, test.from)
 			c := casesOf(w)
 			w.start(t, c.services()...)
-			caller := w.outside(t)
-			for _, to := range []service{c.local, c.remote, c.host, c.remoteHost} {
-				t.Run("to "+to.backends[0].name, func(t *testing.T) {
-					for _, f := range families {
-						for _, network := range networks {
-							reply, err := caller.Exchange(lab.Exchange{
-								Network: network,
-								Address: netip.AddrPortFrom(test.dialed(first)[f], to.nodePort()).String(),
-								From:    netip.AddrPortFrom(far[f], 0).String(),
-								Timeout: dialTimeout,
-							})
-							seen := far[f]
-							if b := to.backends[0]; b.node != first.Name {
-								seen = sourcesTo(t, first, b)[f]
-							}
-							if err == nil {
-								err = expect(reply, to.backends[0].name, seen)
-							}
-							if err != nil {
-								t.Errorf("%s, %s: %v", f, network, err)
-							}
-						}
+			w.mustReplyTo(t, far, test.dialed, c)
+		})
+	}
+}
+
+func secondIPs(n *lab.Node) [2]netip.Addr { return [2]netip.Addr{n.SecondIPv4, n.SecondIPv6} }
+
+// leadBack gives addresses of node-1 a way by the second uplink, and returns those of a client far behind both, which
+// drops what comes by another device than that of the address.
+func (w *world) leadBack(t *testing.T, from func(*lab.Node) [2]netip.Addr) (far [2]netip.Addr) {
+	t.Helper()
+	far = [2]netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fd00:18::1")}
+	first := w.Nodes[0]
+	for _, node := range w.Nodes {
+		lab.Must(t, node.Sysctl("net/ipv4/conf/all/rp_filter", "2"))
+	}
+	gateway, second := hostIPs(w.Client), [2]netip.Addr{w.Client.SecondIPv4, w.Client.SecondIPv6}
+	lab.Must(t, w.Client.SetUp("lo"), w.Client.Netfilter(oneDeviceEach(first)))
+	for _, f := range families {
+		lab.Must(t,
+			w.Client.AddAddress("lo", netip.PrefixFrom(far[f], far[f].BitLen())),
+			first.AddRoute(netip.PrefixFrom(far[f], far[f].BitLen()), gateway[f]),
+			routeFrom(first, from(first)[f], second[f]))
+	}
+
+	return far
+}
+
+// mustReplyTo has that client dial addresses of node-1.
+func (w *world) mustReplyTo(t *testing.T, far [2]netip.Addr, dialed func(*lab.Node) [2]netip.Addr, c *cases) {
+	t.Helper()
+	first, caller := w.Nodes[0], w.outside(t)
+	for _, to := range []service{c.local, c.remote, c.host, c.remoteHost} {
+		t.Run("to "+to.backends[0].name, func(t *testing.T) {
+			for _, f := range families {
+				for _, network := range networks {
+					reply, err := caller.Exchange(lab.Exchange{
+						Network: network,
+						Address: netip.AddrPortFrom(dialed(first)[f], to.nodePort()).String(),
+						From:    netip.AddrPortFrom(far[f], 0).String(),
+						Timeout: dialTimeout,
+					})
+					seen := far[f]
+					if b := to.backends[0]; b.node != first.Name {
+						seen = sourcesTo(t, first, b)[f]
 					}
-				})
+					if err == nil {
+						err = expect(reply, to.backends[0].name, seen)
+					}
+					if err != nil {
+						t.Errorf("%s, %s: %v", f, network, err)
+					}
+				}
 			}
 		})
 	}

@@ -14,7 +14,7 @@ kernel=$1 folder=$2 log=$3
 linux=$(basename "$kernel"/lib/modules/*)
 
 # Loaded on demand, as on a node. Dependencies come along.
-modules=(veth bridge br_netfilter dummy tun vxlan sctp inet_diag tcp_diag udp_diag sch_ingress cls_bpf
+modules=(veth bridge br_netfilter dummy tun vxlan 8021q sctp inet_diag tcp_diag udp_diag sch_ingress cls_bpf
 	nf_conntrack nf_conntrack_netlink nf_tables nft_ct nft_nat nft_chain_nat nft_masq nft_fib_inet nft_objref nft_counter)
 # Loaded at the start, as many as on a node with kube-proxy and a CNI: all of netfilter.
 mapfile -t loaded < <(find "$kernel/lib/modules/$linux/kernel/net/netfilter" -maxdepth 1 -name '*.ko*' -printf '%f\n' | cut -d. -f1 | sort)

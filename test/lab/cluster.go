@@ -29,6 +29,10 @@ type Config struct {
 	// client.
 	SecondUplink bool
 
+	// VLANs makes the uplinks of nodes and of the client VLANs, each of a device of
+	// its own: see [NeedsVLANs].
+	VLANs bool
+
 	// Profile is the name of the nodes' [Profile]; "" is that of the process, see
 	// [UseProfile].
 	Profile string

@@ -73,10 +73,7 @@ func (c *Cluster) newHost(name string, number int, profile Profile) (*Host, erro
 func (h *Host) attach(c *Cluster, number int) error {
 	addresses := segmentPrefixes(firstSegment, number)
 	h.IPv4, h.IPv6 = addresses[0].Addr(), addresses[1].Addr()
-	err := Veth(
-		End{Namespace: h.Namespace, Device: "eth0", Addresses: addresses},
-		End{Namespace: c.Uplink, Device: h.Name, Bridge: "br0"},
-	)
+	err := h.join(c, c.Uplink, "eth0", firstSegment, addresses)
 	gateways := segmentPrefixes(firstSegment, gatewayNumber)
 	for i := 0; i < len(gateways) && err == nil; i++ {
 		err = h.AddRoute(defaultRoutes[i], gateways[i].Addr())
@@ -87,11 +84,25 @@ func (h *Host) attach(c *Cluster, number int) error {
 	addresses = segmentPrefixes(secondSegment, number)
 	h.SecondIPv4, h.SecondIPv6 = addresses[0].Addr(), addresses[1].Addr()
 
-	return Veth(
-		End{Namespace: h.Namespace, Device: "eth1", Addresses: addresses},
-		End{Namespace: c.Second, Device: h.Name, Bridge: "br0"},
-	)
+	return h.join(c, c.Second, "eth1", secondSegment, addresses)
 }
+
+// join gives the host a device on a segment, or a VLAN of the segment's number on a device there.
+func (h *Host) join(c *Cluster, segment *Namespace, device string, vlan int, addresses []netip.Prefix) error {
+	end := End{Namespace: h.Namespace, Device: device, Addresses: addresses}
+	if c.config.VLANs {
+		end = End{Namespace: h.Namespace, Device: TrunkOf(device)}
+	}
+	err := Veth(end, End{Namespace: segment, Device: h.Name, Bridge: "br0"})
+	if err == nil && c.config.VLANs {
+		err = h.AddVLAN(end.Device, device, vlan, addresses...)
+	}
+
+	return err
+}
+
+// TrunkOf is the name of the device of which an uplink is a VLAN: see [Config.VLANs].
+func TrunkOf(uplink string) string { return "trunk" + strings.TrimPrefix(uplink, "eth") }
 
 // addSubflows has Multipath TCP open a further subflow of each connection, from another
 // address of the host.

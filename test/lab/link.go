@@ -116,6 +116,21 @@ func (ns *Namespace) AddBridge(device string, addresses ...netip.Prefix) error {
 	return End{Namespace: ns, Device: device, Addresses: addresses}.setUp()
 }
 
+// AddVLAN makes a VLAN of a device, up, and gives it addresses.
+func (ns *Namespace) AddVLAN(below, device string, id int, addresses ...netip.Prefix) error {
+	err := ns.onLink(below, func(link netlink.Link) error {
+		vlan := &netlink.Vlan{LinkAttrs: netlink.NewLinkAttrs(), VlanId: id, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
+		vlan.Name, vlan.ParentIndex = device, link.Attrs().Index
+
+		return ns.handle.LinkAdd(vlan)
+	})
+	if err != nil {
+		return fmt.Errorf("VLAN %s of %s: %w", device, below, err)
+	}
+
+	return End{Namespace: ns, Device: device, Addresses: addresses}.setUp()
+}
+
 func (ns *Namespace) addPort(bridge, device string) error {
 	return ns.onLink(device, func(link netlink.Link) error {
 		master, err := ns.handle.LinkByName(bridge)
