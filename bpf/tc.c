@@ -278,31 +278,19 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 }
 
 /*
- * The stages of a packet from the stack: back to its client, as the masquerade to a backend, or of a
- * process of this node to another backend than the one dialled.
+ * assign_sent finds the flow of a packet from the stack, or opens one for a process of this node, and sets pkt->to to
+ * what the packet becomes.
  */
-static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet *pkt,
-					   const struct network *net)
+static __always_inline enum reason assign_sent(struct __sk_buff *ctx, struct packet *pkt)
 {
-	enum reason why;
 	bool half_open;
-	struct flow *f;
+	struct flow *f = find_flow(pkt, &pkt->ip.key, &half_open);
+	enum reason why;
 
-	why = read_ip(ctx, &pkt->ip, net->at, net->v6) ?: read_rest(ctx, pkt);
-	if (why)
-		return why;
-	if (pkt->is_error)
-		return find_error_flow(ctx, HOOK_EGRESS) ?: rewrite_error(ctx, HOOK_EGRESS);
-	if (!has_ports(pkt->ip.key.proto))
-		return REASON_PASS_OTHER_TRAFFIC;
-
-	pkt->now = bpf_ktime_get_ns();
-	f = find_flow(pkt, &pkt->ip.key, &half_open);
 	if (!f) {
 		if (resteers_sockets() && pkt->event == EVENT_RESET)
 			hide_from_socket(ctx, HOOK_EGRESS);
-		why = begin_own(ctx, pkt);
-		return is_translated(why) ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
+		return begin_own(ctx, pkt);
 	}
 	/* Turned around, a client's packet may have the tuple of a process: see open_beside_own. */
 	if (f->role == FLOW_FROM_CLIENT && ctx->ingress_ifindex)
@@ -310,7 +298,7 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	if (f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN) {
 		why = leave(ctx, pkt, f, half_open);
 		if (why)
-			return is_translated(why) ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
+			return why;
 	}
 	if (f->state == FLOW_ABANDONED) {
 		why = answer_late(pkt, f);
@@ -337,7 +325,28 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	pkt->flags = f->flags;
 	if (!hides_refusal(ctx, pkt, f, half_open))
 		track(pkt, f, half_open);
-	return rewrite(ctx, pkt, &pkt->to) ?: REASON_FLOW;
+	return REASON_FLOW;
+}
+
+/*
+ * The stages of a packet from the stack: back to its client, as the masquerade to a backend, or of a
+ * process of this node to another backend than the one dialled.
+ */
+static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet *pkt,
+					   const struct network *net)
+{
+	enum reason why;
+
+	why = read_ip(ctx, &pkt->ip, net->at, net->v6) ?: read_rest(ctx, pkt);
+	if (why)
+		return why;
+	if (pkt->is_error)
+		return find_error_flow(ctx, HOOK_EGRESS) ?: rewrite_error(ctx, HOOK_EGRESS);
+	if (!has_ports(pkt->ip.key.proto))
+		return REASON_PASS_OTHER_TRAFFIC;
+	pkt->now = bpf_ktime_get_ns();
+	why = assign_sent(ctx, pkt);
+	return is_translated(why) ? rewrite(ctx, pkt, &pkt->to) ?: why : why;
 }
 
 /* enter lets the packet enter the stack by another device: see find_entrance. */

@@ -35,24 +35,24 @@ static __always_inline bool owe_refusal(__u32 service_port_id, __u32 client)
 /* acknowledge_nothing turns an RST into an ACK of the number before the one that it acknowledges. */
 static __always_inline bool acknowledge_nothing(struct __sk_buff *ctx, struct packet *pkt)
 {
-	__be32 had = bpf_htonl(pkt->tcp.ack), ack = bpf_htonl(pkt->tcp.ack - 1);
-	struct tcp_header *tcp = peek(ctx, pkt->ip.l4, sizeof(*tcp));
+	__be32 had = bpf_htonl(pkt->tcp.ack);
+	const struct tcp_header *tcp = peek(ctx, pkt->ip.l4, sizeof(*tcp));
 	__u32 check = checksum_at(&pkt->ip);
-	__be16 rst, none;
+	struct {
+		__be32 ack;
+		__be16 flags; /* and the length of the header */
+	} __attribute__((packed)) new;
+	__be16 rst;
 
 	if (!tcp)
 		return false;
 	rst = tcp->length | (__u16)tcp->flags << 8;
-	none = rst & ~(TCP_RST << 8);
-	if (bpf_l4_csum_replace(ctx, check, had, ack, sizeof(ack)) ||
-	    bpf_l4_csum_replace(ctx, check, rst, none, sizeof(none)))
-		return false;
-	tcp = peek(ctx, pkt->ip.l4, sizeof(*tcp));
-	if (!tcp)
-		return false;
-	tcp->ack = ack;
-	tcp->flags &= ~TCP_RST;
-	return true;
+	new.ack = bpf_htonl(pkt->tcp.ack - 1);
+	new.flags = rst & ~(TCP_RST << 8);
+	return !bpf_l4_csum_replace(ctx, check, had, new.ack, sizeof(had)) &&
+	       !bpf_l4_csum_replace(ctx, check, rst, new.flags, sizeof(rst)) &&
+	       !bpf_skb_store_bytes(ctx, pkt->ip.l4 + offsetof(struct tcp_header, ack), &new,
+				    sizeof(new), 0);
 }
 
 /*

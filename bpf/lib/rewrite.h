@@ -172,33 +172,62 @@ static __always_inline __u16 fold(__u64 sum)
 	return ~sum;
 }
 
-/* write_v4 writes the addresses and the checksum of the header. */
+/*
+ * Bytes are written by bpf_skb_store_bytes, never by a pointer to the packet: with one such write, a program would begin
+ * with an unsharing of each packet that is a clone, as the segments of this node's sockets are, whether a Service's or not.
+ * Each call takes time, so addresses and ports are written at once.
+ */
+
+/* ports_follow reports whether the ports of a packet lie behind its addresses. */
+static __always_inline bool ports_follow(const struct headers *ip)
+{
+	return has_ports(ip->key.proto) && !ip->later &&
+	       ip->l4 == ip->l3 + (ip->v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+}
+
+/* What is written of IPv4: from the checksum of its header on. */
+struct end_of_v4 {
+	__sum16 check;
+	__be32 saddr, daddr;
+	__be16 ports[2];
+} __attribute__((packed));
+
+/* write_v4 writes the addresses, the checksum of the header, and the ports if they follow. */
 static __always_inline bool write_v4(struct __sk_buff *ctx, const struct headers *ip,
 				     const struct flow_key *to, __u32 diff)
 {
-	struct iphdr *hdr = peek(ctx, ip->l3, sizeof(*hdr));
+	const struct iphdr *hdr = peek(ctx, ip->l3, sizeof(*hdr));
+	__u32 at = ip->l3 + offsetof(struct iphdr, check);
+	struct end_of_v4 new;
 
 	if (!hdr)
 		return false;
-	hdr->check = fold((__u64)(__u16)~hdr->check + diff);
-	hdr->saddr = to->src.words[3];
-	hdr->daddr = to->dst.words[3];
-	return true;
+	new.check = fold((__u64)(__u16)~hdr->check + diff);
+	new.saddr = to->src.words[3];
+	new.daddr = to->dst.words[3];
+	if (!ports_follow(ip))
+		return !bpf_skb_store_bytes(ctx, at, &new, offsetof(struct end_of_v4, ports), 0);
+	new.ports[0] = to->src_port;
+	new.ports[1] = to->dst_port;
+	return !bpf_skb_store_bytes(ctx, at, &new, sizeof(new), 0);
 }
 
+/* write_v6 writes the addresses, and the ports if they follow, as they do in a tuple. */
 static __always_inline bool write_v6(struct __sk_buff *ctx, const struct headers *ip,
 				     const struct flow_key *to)
 {
-	struct ipv6hdr *hdr = peek(ctx, ip->l3, sizeof(*hdr));
+	__u32 at = ip->l3 + offsetof(struct ipv6hdr, saddr);
 
-	if (!hdr)
-		return false;
-	__builtin_memcpy(&hdr->saddr, &to->src, sizeof(hdr->saddr));
-	__builtin_memcpy(&hdr->daddr, &to->dst, sizeof(hdr->daddr));
-	return true;
+	_Static_assert(offsetof(struct flow_key, dst) == sizeof(to->src) &&
+			       offsetof(struct flow_key, src_port) == 2 * sizeof(to->src) &&
+			       offsetof(struct flow_key, proto) == 2 * sizeof(to->src) + 4,
+		       "a tuple begins with addresses and ports");
+	return !(ports_follow(ip) ?
+			 bpf_skb_store_bytes(ctx, at, to, offsetof(struct flow_key, proto), 0) :
+			 bpf_skb_store_bytes(ctx, at, to, offsetof(struct flow_key, src_port), 0));
 }
 
-/* rewrite_addrs gives the packet the addresses of to. */
+/* rewrite_addrs gives the packet the addresses of to, and its ports if they follow the addresses. */
 static __always_inline bool rewrite_addrs(struct __sk_buff *ctx, struct packet *pkt,
 					  const struct flow_key *to)
 {
@@ -232,7 +261,7 @@ static __always_inline __u32 ports_of(const struct flow_key *tuple)
 static __always_inline bool rewrite_sctp_checksum(struct __sk_buff *ctx, const struct headers *ip,
 						  __u32 diff)
 {
-	__u32 *crc = peek(ctx, ip->l4 + SCTP_CHECKSUM, sizeof(*crc));
+	const __u32 *crc = peek(ctx, ip->l4 + SCTP_CHECKSUM, sizeof(*crc));
 	__u32 old, new;
 
 	if (!crc)
@@ -243,10 +272,8 @@ static __always_inline bool rewrite_sctp_checksum(struct __sk_buff *ctx, const s
 	if (ip->fragment)
 		return false;
 	new = old ^ crc_change(diff, ip->end - ip->l4);
-	crc = peek(ctx, ip->l4 + SCTP_CHECKSUM, sizeof(*crc));
-	if (!crc)
+	if (bpf_skb_store_bytes(ctx, ip->l4 + SCTP_CHECKSUM, &new, sizeof(new), 0))
 		return false;
-	*crc = new;
 	note_sum(ctx, bpf_csum_diff(&old, sizeof(old), &new, sizeof(new), 0));
 	return true;
 }
@@ -262,24 +289,17 @@ static __always_inline bool rewrite_ports_checksum(struct __sk_buff *ctx, const 
 	return ip->key.proto != IPPROTO_SCTP || rewrite_sctp_checksum(ctx, ip, from ^ to);
 }
 
-/* rewrite_ports gives the packet the ports of to. */
+/* rewrite_ports gives the packet the ports of to, but for writing them if rewrite_addrs does that. */
 static __always_inline bool rewrite_ports(struct __sk_buff *ctx, struct packet *pkt,
 					  const struct flow_key *to)
 {
 	const struct headers *ip = &pkt->ip;
 	__u32 from = ports_of(&ip->key), ports = ports_of(to);
-	__be16 *at;
 
 	if (from == ports || ip->later)
 		return true;
-	if (!rewrite_ports_checksum(ctx, ip, from, ports))
-		return false;
-	at = peek(ctx, ip->l4, 2 * sizeof(*at));
-	if (!at)
-		return false;
-	at[0] = to->src_port;
-	at[1] = to->dst_port;
-	return true;
+	return rewrite_ports_checksum(ctx, ip, from, ports) &&
+	       (ports_follow(ip) || !bpf_skb_store_bytes(ctx, ip->l4, &ports, sizeof(ports), 0));
 }
 
 /* rewrite gives the packet the tuple to. */

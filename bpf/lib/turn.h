@@ -176,8 +176,12 @@ __noinline int masquerade_here(struct __sk_buff *ctx)
 /* decrement_ttl decrements the hop limit of a packet, as a router does. */
 static __always_inline bool decrement_ttl(struct __sk_buff *ctx, const struct headers *ip)
 {
+	struct {
+		__u8 ttl, protocol;
+		__sum16 check;
+	} new;
 	const struct ipv6hdr *v6;
-	struct iphdr *v4;
+	const struct iphdr *v4;
 	__u32 check;
 	__u8 hops;
 
@@ -196,9 +200,11 @@ static __always_inline bool decrement_ttl(struct __sk_buff *ctx, const struct he
 	 * The header checksum compensates the change, also in the sum that the device has computed.
 	 */
 	check = v4->check + bpf_htons(0x0100);
-	v4->check = check + (check >= 0xffff);
-	v4->ttl--;
-	return true;
+	new.check = check + (check >= 0xffff);
+	new.protocol = v4->protocol;
+	new.ttl = v4->ttl - 1;
+	return !bpf_skb_store_bytes(ctx, ip->l3 + offsetof(struct iphdr, ttl), &new, sizeof(new),
+				    0);
 }
 
 #endif

@@ -351,3 +351,19 @@ func TestSourcesAreTheKernels(t *testing.T) {
 		}
 	}
 }
+
+// A VLAN shows the device that it is of, unless that is in another namespace.
+func TestVLANOfADevice(t *testing.T) {
+	for _, test := range []struct {
+		link netlink.Link
+		want int
+	}{
+		{&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 7, NetNsID: -1}}, 7},
+		{&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 7, NetNsID: 2}}, 0},
+		{&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 7, NetNsID: -1}}, 0},
+	} {
+		if d := deviceOf(test.link); d.Lower != test.want {
+			t.Errorf("%s: the device below is %d, want %d", test.link.Type(), d.Lower, test.want)
+		}
+	}
+}

@@ -92,9 +92,15 @@ func (w *world) leadTo(t *testing.T, node *lab.Node) {
 // start publishes services and starts an agent on every node.
 func (w *world) start(t *testing.T, services ...service) {
 	t.Helper()
+	w.startOn(t, len(w.Nodes), services...)
+}
+
+// startOn is start for the first nodes only.
+func (w *world) startOn(t *testing.T, nodes int, services ...service) {
+	t.Helper()
 	w.publish(t, services...)
-	w.agents = make([]*sluice.Node, len(w.Nodes))
-	for i, node := range w.Nodes {
+	w.agents = make([]*sluice.Node, nodes)
+	for i, node := range w.Nodes[:nodes] {
 		agent, err := sluice.NewNode(sluice.Config{
 			Binary:    sluice.MustBinary(t),
 			Namespace: node.Namespace,
