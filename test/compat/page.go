@@ -35,6 +35,12 @@ kube-proxy forgets the clients of an endpoint when it leaves (` + "`test/conform
 A client is its address, as in kube-proxy. At sockets the kernel has not chosen it yet: one that is bound to none that a device of its network namespace has (` + "`IP_FREEBIND`" + `, ` + "`ip route add local`" + ` in a pod) has the first global address of its pod, and on the node, also with ` + "`hostNetwork`" + `,
 the Node's primary one of the family (` + "`pkg/datapath.TestClientIsItsAddress`" + `). kube-proxy sees the address that the route to the Service leads to.
 
+## One port for two Services
+
+Sockets that are bound to one port before they connect, as those of NFS mounts with reserved ports, cannot have TCP connections to one backend by two Services: the second connect() fails with EADDRNOTAVAIL
+(` + "`pkg/datapath.TestPortOfTwoServices`" + `), because the socket has the backend's address, and both would be one connection to the kernel. With kube-proxy they differ by the Service, and conntrack changes the port of the second one.
+Ports that the kernel chooses, in connect(), never meet so.
+
 ## Services of other proxies
 
 A Service with the label ` + "`service.kubernetes.io/service-proxy-name`" + ` has no frontends, as in kube-proxy, and packets to its ClusterIP pass, so that the other proxy gets them wherever it is: kube-proxy drops
