@@ -1,11 +1,14 @@
 package bpf
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/flow"
@@ -304,6 +307,46 @@ func TestStatsOfNewFlows(t *testing.T) {
 			if have := counts(s); len(have) != 1 || have[uint32(test.want)] != 3 {
 				t.Errorf("%s: %v is counted, want 3 times %s", test.service.at[0], have, test.want)
 			}
+		}
+	})
+}
+
+// One Service fills the map of refusals. Those of another one are counted for all then.
+func TestRefusalsWithoutRoom(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		s := w.serve(t, service{at: []string{"8.0.97.9:80"}, kind: maps.KindExternalIP})
+		w.unsummed = true // a refusal has no sum
+		refusals := w.maps.Replacements()["sl_refusals"]
+		count := func(port uint32) (n uint64) {
+			err := refusals.Lookup(maps.RefusalKey{ServicePortId: port, Reason: uint32(maps.ReasonRejectNoBackend)}, &n)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Fatal(err)
+			}
+
+			return n
+		}
+		all := maps.RefusalKey{ServicePortId: maps.AllServicePorts, Reason: uint32(maps.ReasonRejectNoBackend)}
+		lab.Must(t, refusals.Put(all, uint64(4))) // each world begins with an empty map
+		var others []maps.RefusalKey
+		for port := uint32(1 << 20); ; port++ {
+			other := maps.RefusalKey{ServicePortId: port, Reason: uint32(maps.ReasonRejectNoBackend)}
+			err := refusals.Put(other, uint64(1))
+			if errors.Is(err, unix.E2BIG) {
+				break
+			}
+			lab.Must(t, err)
+			others = append(others, other)
+		}
+		defer func() {
+			for _, other := range others {
+				lab.Must(t, refusals.Delete(other))
+			}
+		}()
+		for range 3 {
+			w.refused(t, p, tcp(p.client, "8.0.97.9:80", "S")).ends(verdictRedirect, maps.ReasonRejectNoBackend)
+		}
+		if own, all := count(s.id), count(maps.AllServicePorts); own != 0 || all != 7 {
+			t.Errorf("%d refusals are counted for the Service and %d for all, want none and 7", own, all)
 		}
 	})
 }

@@ -74,7 +74,7 @@ func openRig() (*rig, error) {
 	root := "/sys/fs/bpf/sluice-tables-" + rand.Text()[:8]
 	r.maps, err = maps.Create(root, maps.Options{Capacities: map[string]uint32{
 		maps.NameFrontendIDs: 4096, maps.NameAddrs: 4096,
-		maps.NameServicePorts: 64, maps.NameAffinity: 4096, maps.NameUDPPins: 1024,
+		maps.NameServicePorts: 64, maps.NameAffinity: 4096, maps.NameUDPPins: 1024, maps.NameRefusals: 4096,
 		maps.NameFlows: 8192, maps.NameHalfOpen: 8192, maps.NameUnanswered: 8192, maps.NameFragments: 4096, maps.NameICMPBudgets: 4096,
 	}})
 	if err != nil {

@@ -99,7 +99,7 @@ var descriptions = []description{
 	{name: NamePortCounts, state: true, content: "index of a service port id → connections, bytes, hidden refusals, per CPU", writers: "datapath; the agent clears"},
 	{name: NameHandshakes, state: true, content: "index of a service port id → TCP handshakes of sockets by duration, retransmissions (empty with `--handshake-metrics=false`)", writers: "datapath; the agent clears"},
 	{name: NameBackendHandshakes, state: true, content: "index of a backend id → the same, without buckets (empty without `--backend-metrics`)", writers: "datapath; the agent clears"},
-	{name: NameRefusals, state: true, content: "service port id, reason → how many new flows got no backend", writers: "datapath; the agent deletes"},
+	{name: NameRefusals, state: true, content: "service port id, reason → how many new flows got no backend; id 0 has those for whose service port there is no room", writers: "datapath; the agent deletes"},
 	{name: NameListeners, state: true, content: "of each `sluice monitor` that runs: until when it listens, unless it goes on; how many events it has lost", writers: "`sluice monitor`; datapath (lost)"},
 	{name: NameMonitorRings, state: true, content: "place in `listeners` → the ring buffer of that `sluice monitor`", writers: "`sluice monitor`; datapath (the ring)"},
 	{name: NameRecent, state: true, content: "reason → the last 64 refusals", writers: "datapath"},

@@ -203,16 +203,16 @@ func TestStateIsCopied(t *testing.T) {
 // Entries of another version for which there is no room are left behind, told once, and keep nothing from starting.
 func TestStateWithoutRoom(t *testing.T) {
 	root := lab.MustBPFRoot(t)
-	roomy := small()
-	roomy.Capacities[NameRefusals] = 64
-	other := mustBeOtherState(t, mustCreate(t, root, roomy), root)
+	other := mustBeOtherState(t, mustCreate(t, root, small()), root)
 	old := mustReplace(t, other, NameRefusals, 8)
 	for port := range uint32(40) {
 		lab.Must(t, old.Put(bytesOf(RefusalKey{ServicePortId: port + 1}, old.KeySize()), make([]byte, old.ValueSize())))
 	}
 	p := mustCreate(t, root, small())
-	if left := p.LeftBehind(); len(left) != 1 || left[0] != "map refusals is full: 24 entries of another version are left behind" {
-		t.Errorf("of 40 entries in a map of 16: %q", left)
+	room := p.Stats.Capacity() - (int(reasonCount) - 2) // beside those of AllServicePorts
+	want := fmt.Sprintf("map refusals is full: %d entries of another version are left behind", 40-room)
+	if left := p.LeftBehind(); len(left) != 1 || left[0] != want {
+		t.Errorf("of 40 entries in a map with room for %d: %q, want %q", room, left, want)
 	}
 	lab.Must(t, p.CopyState())
 	if left := p.LeftBehind(); left != nil {

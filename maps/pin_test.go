@@ -20,7 +20,7 @@ import (
 // small limits the capacities of maps in tests.
 func small() Options {
 	return Options{Capacities: map[string]uint32{
-		NameFrontendIDs: 16, NameServicePorts: 16, NameRefusals: 16, NameAffinity: 16, NameUDPPins: 16,
+		NameFrontendIDs: 16, NameServicePorts: 16, NameRefusals: 64, NameAffinity: 16, NameUDPPins: 16,
 	}}
 }
 

@@ -51,6 +51,9 @@ type Handshakes = abiHandshakes
 // RefusalKey identifies the count of refused new flows of a service port, by reason.
 type RefusalKey = abiRefusalKey
 
+// AllServicePorts has the refusals of service ports for which there is no room in refusals.
+const AllServicePorts = uint32(0)
+
 // Stats are the maps port_counts, handshakes and refusals: the counts of each service port in
 // service_ports.
 type Stats struct {
@@ -64,6 +67,25 @@ type Stats struct {
 
 	mu    sync.Mutex
 	ended map[StatKey]uint64 // not yet taken by Ended; nil before its first call
+}
+
+// countAll makes the entries of [AllServicePorts], for each reason: programs find no room for them when they need them.
+func (s *Stats) countAll() error {
+	for reason := range uint32(reasonCount) {
+		if r := Reason(reason); r == ReasonNext || r == ReasonTranslated {
+			continue
+		}
+		key := RefusalKey{ServicePortId: AllServicePorts, Reason: reason}
+		_, there, err := s.refusals.Lookup(key)
+		if err == nil && !there {
+			err = s.refusals.Put(key, 0)
+		}
+		if err != nil && !errors.Is(err, ErrFull) {
+			return err
+		}
+	}
+
+	return nil
 }
 
 // Capacity returns how many refusals, by service port and reason, can be counted.
@@ -93,6 +115,9 @@ func (s *Stats) All() iter.Seq2[Entry[StatKey, uint64], error] {
 		}
 		for refused, err := range s.refusals.All() {
 			key := StatKey{refused.Key.ServicePortId, refused.Key.Reason}
+			if err == nil && refused.Value == 0 {
+				continue
+			}
 			if !yield(Entry[StatKey, uint64]{key, refused.Value}, err) || err != nil {
 				return
 			}
@@ -252,7 +277,7 @@ func (s *Stats) Prune() error {
 		if err != nil {
 			return err
 		}
-		if !ok {
+		if !ok && e.Key.ServicePortId != AllServicePorts {
 			gone = append(gone, e.Key)
 		}
 	}

@@ -106,6 +106,7 @@ func TestPruneStats(t *testing.T) {
 	if diff := gocmp.Diff(map[StatKey]uint64{{1, 6}: 7}, mustStats(t, p)); diff != "" {
 		t.Errorf("left (-want +have):\n%s", diff)
 	}
+	mustHave(t, p.Stats.refusals, RefusalKey{ServicePortId: AllServicePorts, Reason: 6}, 0)
 }
 
 // A service port without room for counts has none.

@@ -63,6 +63,7 @@ static __always_inline struct port_counts *counts_of(__u32 service_port_id)
 	return places ? bpf_map_lookup_elem(places, &place) : NULL;
 }
 
+/* count_refusal counts for service port 0 where there is no room to count for one of its own. */
 static __always_inline void count_refusal(__u32 service_port_id, enum reason why)
 {
 	struct refusal_key key = { .service_port_id = service_port_id, .reason = why };
@@ -72,6 +73,10 @@ static __always_inline void count_refusal(__u32 service_port_id, enum reason why
 		if (!bpf_map_update_elem(&sl_refusals, &key, &one, BPF_NOEXIST))
 			return;
 		have = bpf_map_lookup_elem(&sl_refusals, &key); /* another CPU was first */
+	}
+	if (!have) {
+		key.service_port_id = 0;
+		have = bpf_map_lookup_elem(&sl_refusals, &key);
 	}
 	if (have)
 		__sync_fetch_and_add(have, 1);

@@ -104,6 +104,7 @@ func NewServices(cfg ServicesConfig) (*Services, error) {
 	for _, svc := range s.index.services {
 		svc.sums.clear()
 	}
+	s.others = nil
 
 	return s, nil
 }
@@ -202,17 +203,21 @@ func (s *Services) sum() error {
 }
 
 // grow adds to the Service that has an id by how much a count of the id has grown. A count
-// whose Service is not known yet is added when it is.
+// whose Service is not known yet is added when it is. What could not be counted for a Service is among the others.
 func (s *Services) grow(key maps.StatKey, n uint64) {
-	o, ok := s.index.owners[key.ServicePortId]
-	if !ok || o.past {
-		return
+	sums := &s.others // of AllServicePorts
+	if key.ServicePortId != maps.AllServicePorts {
+		o, ok := s.index.owners[key.ServicePortId]
+		if !ok || o.past {
+			return
+		}
+		sums = &o.sums
 	}
 	known := s.counts[key.ServicePortId]
 	more := growth(known.get(key.What), n)
 	known.add(key.What, more)
 	s.counts[key.ServicePortId] = known
-	o.sums.add(key.What, more)
+	sums.add(key.What, more)
 }
 
 // growth returns by how much a count has grown: never less than nothing, because what is shown

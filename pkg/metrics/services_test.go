@@ -87,6 +87,17 @@ func TestServices(t *testing.T) {
 	})
 }
 
+// Refusals for which a map had no room are among the others, also where each Service has series of its own.
+func TestRefusalsWithoutRoom(t *testing.T) {
+	w := newWorld()
+	w.add(1, "ns", "web", "http")
+	w.count(abi.AllServicePorts, noBackend, 7) // for an earlier agent
+	s := w.services(t, 10)
+	w.count(abi.AllServicePorts, noBackend, 5)
+	w.later()
+	expect(t, "a scrape", only(show(t, s), "failures_total"), map[string]float64{"failures_total  reject_no_backend/(others)": 5})
+}
+
 // What is known of handshakes is shown of Services that had any, also of ids that are gone.
 func TestHandshakes(t *testing.T) {
 	w := newWorld()
