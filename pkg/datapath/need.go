@@ -19,7 +19,7 @@ func Need(flowMemory uint64) uint64 { return flowMemory + agentMemory }
 // NeededFiles is how many files an agent has open that has programs at hundreds of devices, and Services enough to fill
 // the arrays of its maps. LeastFiles is what it has open in a small cluster, with room for requests.
 const (
-	NeededFiles = 4096
+	NeededFiles = 8192
 	LeastFiles  = 1024
 )
 

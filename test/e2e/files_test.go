@@ -53,7 +53,7 @@ func TestFewFilesLeft(t *testing.T) {
 		t.Errorf("the metric of open files is %q, want some 100", open)
 	}
 	limit(state.Files.Open + 5)
-	must(false, "problem: the agent has ", "raise the limit (LimitNOFILE of the container runtime, ulimit -Hn) to 4096")
+	must(false, "problem: the agent has ", "raise the limit (LimitNOFILE of the container runtime, ulimit -Hn) to 8192")
 	if shown, err := node.Run("doctor"); err == nil || !strings.Contains(shown, "files open of") {
 		t.Errorf("doctor (%v):\n%s", err, shown)
 	}
