@@ -314,7 +314,7 @@ func connectionsOf(snapshot lb.Snapshot, r lb.Resolution, m *maps.Tables) (map[e
 // withoutEndpoint returns the service ports with frontends that no endpoint of any node serves.
 func withoutEndpoint(r lb.Resolution) []string {
 	serves := make(map[string]bool)
-	eachFrontend(r, func(inside, _ lb.Frontend) { serves[inside.Port.String()] = serves[inside.Port.String()] })
+	eachFrontend(r, func(inside, _ lb.Frontend) { serves[inside.Port.String()] = false })
 	for i := range r.Endpoints {
 		if e := &r.Endpoints[i]; e.Uses[lb.Cluster] == lb.Used {
 			serves[e.Port.String()] = true
