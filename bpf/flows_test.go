@@ -53,10 +53,16 @@ func (w *world) role(t testing.TB, role uint8) entry {
 // flowOf returns the entry of a client's packets to a VIP.
 func (w *world) flowOf(t testing.TB, client, vip string) maps.Flow {
 	t.Helper()
-	for _, e := range w.entries(t) {
-		if e.flow.Role == maps.FlowFromClient && e.flow.ClientAddrPort() == w.family.addrPort(at(client)) &&
-			e.flow.OriginalAddrPort() == w.family.addrPort(at(vip)) {
-			return e.flow
+	for _, proto := range transports {
+		for _, hook := range []uint8{maps.HookIngress, maps.HookEgress} {
+			key := maps.FlowKeyOf(hook, uint8(proto), w.family.addrPort(at(client)), w.family.addrPort(at(vip)))
+			for _, table := range []*maps.Map[maps.FlowKey, maps.Flow]{w.maps.Flows, w.maps.Opening(key.Proto)} {
+				f, ok, err := table.Lookup(key)
+				lab.Must(t, err)
+				if ok && f.Role == maps.FlowFromClient {
+					return f
+				}
+			}
 		}
 	}
 	t.Fatalf("there is no flow from %s to %s", client, vip)

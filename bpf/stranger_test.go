@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -111,36 +112,122 @@ func TestMasqueradePortOfAClientThatOnlySends(t *testing.T) {
 }
 
 // A datagram and its answer hold a masquerade port for half a minute, as netfilter holds one, and so does one that has no
-// answer. Only datagrams that go on hold it for two minutes.
+// answer, unless no other port is free. Datagrams that go on hold it for two minutes, whatever else is free.
 func TestMasqueradePortOfADatagram(t *testing.T) {
 	for _, test := range []struct {
 		name             string
 		answered, goesOn bool
-		held             time.Duration
+		roomless         bool // flows has no room for it
+		hold             held // for a time
+		time             time.Duration
 	}{
-		{"without an answer", false, false, 30 * time.Second},
-		{"with an answer", true, false, 30 * time.Second},
-		{"that goes on", true, true, 120 * time.Second},
+		{name: "without an answer", hold: lastResort, time: 30 * time.Second},
+		{name: "with an answer", answered: true, hold: lastResort, time: 30 * time.Second},
+		{name: "that goes on", answered: true, goesOn: true, hold: live, time: 120 * time.Second},
+		{name: "that goes on without room", answered: true, goesOn: true, roomless: true, hold: live, time: 120 * time.Second},
+		{name: "that goes on without an answer", goesOn: true, hold: lastResort, time: 30 * time.Second},
 	} {
-		t.Run("it is held by one "+test.name, func(t *testing.T) {
+		for _, later := range []bool{false, true} {
+			t.Run(fmt.Sprintf("it is held by one %s, later: %v", test.name, later), func(t *testing.T) {
+				each(t, ways, func(t *testing.T, w *world, p place) {
+					if test.roomless {
+						w.use(t, w.room(t), w.room(t))
+						defer w.use(t, 0, 0)
+					}
+					w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{remotePod}})
+					c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, vip: clusterIP, backend: remotePod, masqueradedPort: 20000}
+					c.first(t, maps.ReasonTranslated)
+					if test.answered {
+						c.establish(t)
+					}
+					if test.goesOn {
+						w.wait(t, 3*time.Second)
+						c.says(t, udp(client, client))
+						c.leaves(t, udp(client, client))
+					}
+					if test.goesOn && test.answered {
+						c.hears(t, udp(client, client))
+					}
+					w.wait(t, test.time-time.Second)
+					hold := test.hold
+					if later {
+						w.wait(t, 2*time.Second)
+						hold = free
+					}
+					in := udp(stranger, clusterIP)
+					if hold == live {
+						w.ingress(t, p, in).drops(maps.ReasonDropMasqueradePort)
+
+						return
+					}
+					other := *c
+					other.place.client = stranger
+					counts := w.counted(t, func() { other.goesOn(w.ingress(t, p, in), maps.ReasonTranslated) })
+					if forced := counts.MasqueradeRetries != 0; forced != (hold == lastResort) {
+						t.Errorf("the port was given away after %d tries", counts.MasqueradeRetries)
+					}
+					other.establish(t)
+					w.holds(t, c.entryCount(), test.roomless)
+				}, onePort)
+			})
+		}
+	}
+}
+
+// A flood of datagrams, each of which is answered once or not at all, leaves all clients their exchanges, also if it has
+// taken all ports to the backend within half a minute: of what is no stream, the oldest yields.
+func TestMasqueradePortsInAFlood(t *testing.T) {
+	const ports, streams, flood, clients = 1024, 8, 1200, 100
+	for _, answered := range []bool{true, false} {
+		t.Run(fmt.Sprintf("answered: %v", answered), func(t *testing.T) {
 			each(t, ways, func(t *testing.T, w *world, p place) {
 				w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{remotePod}})
-				c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, vip: clusterIP, backend: remotePod, masqueradedPort: 20000}
-				c.first(t, maps.ReasonTranslated)
-				if test.answered {
-					c.establish(t)
+				begun := func(from string) *conversation {
+					c := &conversation{w: w, place: p, proto: layers.IPProtocolUDP, vip: clusterIP, backend: remotePod}
+					c.place.client = from
+					o := w.ingress(t, p, udp(from, clusterIP))
+					if o.reasons[maps.ReasonTranslated] != 1 {
+						t.Fatalf("the first datagram of %s: reasons are %v", from, o.reasons)
+					}
+					c.masqueradedPort = maps.Port(w.flowOf(t, from, clusterIP).MasqueradePort)
+
+					return c
 				}
-				if test.goesOn {
-					w.wait(t, 3*time.Second)
-					c.says(t, udp(client, client))
+				talk := func(c *conversation) {
 					c.leaves(t, udp(client, client))
+					c.returns(t, udp(client, client))
 				}
-				w.wait(t, test.held-time.Second)
-				w.ingress(t, p, udp(stranger, clusterIP)).drops(maps.ReasonDropMasqueradePort)
-				w.wait(t, 2*time.Second)
-				c.place.client = stranger
-				c.first(t, maps.ReasonTranslated)
-			}, onePort)
+				var going []*conversation
+				for i := range streams {
+					going = append(going, begun(clientAt(i)))
+					talk(going[i])
+				}
+				w.wait(t, 3*time.Second)
+				for _, c := range going {
+					c.says(t, udp(client, client))
+					talk(c)
+				}
+				for i := range flood {
+					c := begun(fmt.Sprintf("8.0.101.%d:%d", 1+i%200, 42000+i))
+					if answered {
+						talk(c)
+					} else {
+						c.leaves(t, udp(client, client))
+					}
+					if i%200 == 199 {
+						w.wait(t, 4*time.Second)
+					}
+				}
+				for i := range clients {
+					going = append(going, begun(clientAt(streams+i)))
+				}
+				for range 2 {
+					for _, c := range going {
+						talk(c)
+						c.says(t, udp(client, client))
+					}
+				}
+			}, func(c *DeviceConfig) { c.MasqueradePorts = PortRange{Low: 20000, High: 20000 + ports - 1} })
 		})
 	}
 }

@@ -109,10 +109,15 @@ func TestMasqueradeAvoidsConnectedSockets(t *testing.T) {
 						t.Errorf("port is %d, and the tuple is that of a socket", port)
 					}
 					second := w.ingress(t, p, first(proto, stranger, clusterIP))
-					if test.taken {
+					if test.taken && proto == layers.IPProtocolTCP {
 						second.drops(maps.ReasonDropMasqueradePort)
-					} else {
-						second.ends(verdictNext, maps.ReasonTranslated)
+
+						return
+					}
+					second.ends(verdictNext, maps.ReasonTranslated)
+					// The client's datagram, which is unanswered, yields; the socket's tuple does not.
+					if port := maps.Port(w.flowOf(t, stranger, clusterIP).MasqueradePort); test.taken && port != 20001 {
+						t.Errorf("port is %d, and the tuple is that of a socket", port)
 					}
 				}, twoPorts)
 			})

@@ -232,7 +232,6 @@ __noinline int open_beside_own(struct __sk_buff *ctx)
 {
 	struct packet *sent = packet_at(HOOK_EGRESS), *pkt = packet_at(HOOK_INGRESS);
 	const struct flow_key *came;
-	bool half_open = false;
 	struct flow *had;
 	int why;
 
@@ -243,11 +242,7 @@ __noinline int open_beside_own(struct __sk_buff *ctx)
 	came = &pkt->ip.key;
 	reversed(came, &pkt->key);
 	pkt->key.hook = HOOK_INGRESS;
-	had = bpf_map_lookup_elem(&sl_flows, &pkt->key);
-	if (!had) {
-		had = half_open_at(&pkt->key);
-		half_open = true;
-	}
+	had = bpf_map_lookup_elem(&sl_flows, &pkt->key) ?: half_open_at(&pkt->key);
 	if (!copy_holder(pkt, had) || pkt->gone.role != FLOW_FROM_BACKEND)
 		return REASON_PASS_OTHER_TRAFFIC;
 	pkt->flow = (struct flow){
@@ -264,7 +259,7 @@ __noinline int open_beside_own(struct __sk_buff *ctx)
 		.last_seen = pkt->now,
 		.flags = FLOW_OF_NODE | FLOW_RESTEERED,
 	};
-	if (hold_on_tuple(pkt, &pkt->gone, half_open) == HOLD_NONE) {
+	if (hold_on_tuple(pkt, &pkt->gone) == HOLD_NONE) {
 		report_bytes(&pkt->gone);
 		forget_all(pkt);
 		return REASON_PASS_OTHER_TRAFFIC;

@@ -186,8 +186,8 @@ struct packet {
 	__u64 now;
 	struct segment tcp; /* not set for a later fragment */
 	struct sctp_tags sctp; /* the same */
-	__u64 ended; /* last_seen of the oldest ended flow that holds a wanted tuple; 0: none */
-	__be16 ended_port; /* the port of that tuple */
+	__u64 weak; /* last_seen of the oldest flow that gives up a wanted tuple if no other is free; 0: none */
+	__be16 weak_port; /* the port of that tuple */
 	__u32 pos; /* the offset of the next header */
 	__u32 service_port_id; /* that a new flow is for, or 0 */
 	__u32 client; /* a hash of the tuple of a new flow's client: see beginning.h */

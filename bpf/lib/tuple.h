@@ -169,7 +169,11 @@ __noinline int is_taken(struct __sk_buff *ctx, __u32 role)
 /* How an entry holds its tuple. */
 enum hold {
 	HOLD_NONE = 0, /* the tuple is free */
-	HOLD_ENDED = 1, /* it has ended, but its peer may still be in TIME_WAIT or about to send */
+	/*
+	 * It loses the tuple if no other one is free: it has ended, but its peer may still be in TIME_WAIT or
+	 * about to send, or it is a datagram and at most its answer.
+	 */
+	HOLD_WEAK = 1,
 	HOLD_LIVE = 2,
 };
 
@@ -204,14 +208,10 @@ static __always_inline bool is_in_time_wait(const struct packet *pkt, const stru
 					 addr_equal(&had->original_dst, &pkt->flow.original_dst)));
 }
 
-/*
- * hold_on_tuple returns how an entry holds its tuple against the flow of the packet. The entry is in
- * half_open, or in flows.
- */
-static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const struct flow *had,
-					       bool half_open)
+/* hold_on_tuple returns how an entry holds its tuple against the flow of the packet. */
+static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const struct flow *had)
 {
-	bool stream = !half_open && had->last_seen >= had->created + STREAM_NS;
+	bool stream = !is_new(had) && had->last_seen >= had->created + STREAM_NS;
 	__u64 idle, limit;
 
 	if (is_same(had, &pkt->flow))
@@ -219,27 +219,37 @@ static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const s
 	idle = elapsed(pkt->now, had->last_seen);
 	limit = stream ? config_udp_idle_ns : config_udp_unanswered_ns;
 	if (had->proto == IPPROTO_UDP)
-		return idle > limit ? HOLD_NONE : HOLD_LIVE;
+		return idle > limit ? HOLD_NONE : stream ? HOLD_LIVE : HOLD_WEAK;
 	if (had->ending & FLOW_OVER)
-		return is_in_time_wait(pkt, had) ? HOLD_ENDED : HOLD_NONE;
+		return is_in_time_wait(pkt, had) ? HOLD_WEAK : HOLD_NONE;
 	if (is_new(had))
 		return idle > OPENING_NS ? HOLD_NONE : HOLD_LIVE;
 	if (had->state == FLOW_OPEN || idle <= CLOSING_NS)
 		return HOLD_LIVE;
 	/* The other side may go on for long after a FIN, or have ignored an RST. */
-	return had->proto == IPPROTO_TCP ? HOLD_ENDED : HOLD_NONE;
+	return had->proto == IPPROTO_TCP ? HOLD_WEAK : HOLD_NONE;
 }
 
 /*
- * note_ended records the tuple at hand, whose flow has ended. Of several, the one that has been
- * idle the longest is kept.
+ * gives_up reports whether pkt->gone loses the tuple at hand to the flow of the packet. If that is not urgent, only
+ * a tuple that is free is lost; of others that would be, the one that has been idle the longest is recorded. It is for
+ * ingress, and global, so that the verifier walks it once.
  */
-static __always_inline void note_ended(struct packet *pkt, const struct flow *had)
+__noinline int gives_up(__u32 urgent)
 {
-	if (pkt->ended && pkt->ended <= had->last_seen)
-		return;
-	pkt->ended = had->last_seen;
-	pkt->ended_port = pkt->key.dst_port;
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	const struct flow *had;
+	enum hold hold;
+
+	if (!pkt)
+		return false;
+	had = &pkt->gone;
+	hold = hold_on_tuple(pkt, had);
+	if (hold == HOLD_WEAK && !urgent && (!pkt->weak || had->last_seen < pkt->weak)) {
+		pkt->weak = had->last_seen;
+		pkt->weak_port = pkt->key.dst_port;
+	}
+	return hold == HOLD_NONE || (hold == HOLD_WEAK && urgent);
 }
 
 /*
@@ -297,13 +307,12 @@ __noinline int make_room(void)
  * reserve_opening puts the entry of the packet's flow at pkt->key into half_open, if it is free
  * there: see reserve.
  */
-static __always_inline int reserve_opening(struct packet *pkt)
+static __always_inline int reserve_opening(struct packet *pkt, __u32 urgent)
 {
 	int put = put_half_open(&pkt->key, &pkt->flow, BPF_NOEXIST);
 
 	if (put == -EEXIST) {
-		if (!copy_holder(pkt, half_open_at(&pkt->key)) ||
-		    hold_on_tuple(pkt, &pkt->gone, true) != HOLD_NONE)
+		if (!copy_holder(pkt, half_open_at(&pkt->key)) || !gives_up(urgent))
 			return REASON_DROP_MASQUERADE_PORT;
 		drop_half_open(&pkt->key);
 		pkt->evicts = true;
@@ -317,9 +326,8 @@ static __always_inline int reserve_opening(struct packet *pkt)
 
 /*
  * reserve puts the entry that the packet's flow has in this role into half_open, unless another
- * flow holds its tuple. If urgent, only a live flow holds it; otherwise a flow that has ended
- * holds it as well, and is recorded by note_ended. A flow that loses its tuple is in pkt->gone
- * afterwards: see evict. It is for ingress, and global, so that the verifier walks it once.
+ * flow holds its tuple: see gives_up. A flow that loses its tuple is in pkt->gone afterwards: see
+ * evict. It is for ingress, and global, so that the verifier walks it once.
  *
  * If two CPUs want one tuple at once, one of them gets it: only one can put the entry. A flow that
  * is confirmed meanwhile is in flows before it leaves half_open, so a holder that is not in
@@ -328,7 +336,6 @@ static __always_inline int reserve_opening(struct packet *pkt)
 __noinline int reserve(__u32 role, __u32 urgent)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
-	enum hold hold;
 	int why;
 
 	if (!pkt)
@@ -337,14 +344,11 @@ __noinline int reserve(__u32 role, __u32 urgent)
 	pkt->flow.role = role;
 	pkt->evicts = false;
 	note_entry(&pkt->key, role, pkt->now);
-	why = reserve_opening(pkt);
+	why = reserve_opening(pkt, urgent);
 	if (why || !copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key)))
 		return why;
 
-	hold = hold_on_tuple(pkt, &pkt->gone, false);
-	if (hold == HOLD_ENDED && !urgent)
-		note_ended(pkt, &pkt->gone);
-	if (hold == HOLD_LIVE || (hold == HOLD_ENDED && !urgent)) {
+	if (!gives_up(urgent)) {
 		drop_half_open(&pkt->key);
 		pkt->evicts = false;
 		return REASON_DROP_MASQUERADE_PORT;
@@ -414,16 +418,30 @@ static __always_inline void evict(struct packet *pkt)
 #define PORTS_IN_TURN 8
 
 /*
- * The next port of the window, by a hash of the backend: so a flow gets the port that its backend
- * has not seen for the longest time. Two backends may share an index.
+ * After a search that has found no free port, the next ones for that backend only try as many as in turn for this long,
+ * unless one of them finds a free port. Otherwise first packets would be dear where nearly all ports are held.
+ */
+#define SCARCE_NS (100 * 1000000ULL)
+
+/*
+ * The search for a port of the window, by a hash of the backend: so a flow gets the port that its backend
+ * has not seen for the longest time. Two backends may share an index. Each program has turns of its own, which
+ * begin when it is loaded: a port that has not rested costs another try, since flows are pinned and show
+ * who holds it.
  */
 #define PORT_TURNS 4096
+
+struct port_turn {
+	__u64 scarce; /* when a search has found no free port, and none has found one since; else 0 */
+	__u32 next;
+	__u32 reserved;
+};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PORT_TURNS);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct port_turn);
 } sl_port_turns SEC(".maps");
 
 /* tuple_hash spreads flows over the ports, so that the same tuple tries the same port first. */
@@ -474,14 +492,15 @@ __noinline int reserve_as(struct __sk_buff *ctx, __u32 role, __u32 port, __u32 u
  *
  * Connections take ports in turn. The datagrams of a client get the port that they had before, if
  * their flow has expired meanwhile. If all ports that are tried are held, and some by flows that
- * have ended, the oldest of these loses its tuple.
+ * give them up, the oldest of these loses its tuple.
  */
 __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 	int why = REASON_DROP_MASQUERADE_PORT;
-	__u32 place, number, *turn;
-	int i;
+	struct port_turn *turn;
+	__u32 place, number;
+	int i, tries;
 
 	if (!pkt)
 		return why;
@@ -490,22 +509,27 @@ __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 	turn = bpf_map_lookup_elem(&sl_port_turns, &place);
 	if (!turn)
 		return why;
-	number = *turn;
-	__sync_fetch_and_add(turn, 1);
+	number = turn->next;
+	__sync_fetch_and_add(&turn->next, 1);
 	if (pkt->flow.proto == IPPROTO_UDP)
 		number = tuple_hash(&pkt->flow);
-	pkt->ended = 0;
-	for (i = 0; i < MAX_PORT_TRIES; i++) {
+	tries = elapsed(pkt->now, turn->scarce) <= SCARCE_NS ? PORTS_IN_TURN : MAX_PORT_TRIES;
+	pkt->weak = 0;
+	for (i = 0; i < tries; i++) {
 		why = reserve_as(ctx, role, port_of_window(number), false);
 		if (why != REASON_DROP_MASQUERADE_PORT)
 			break;
 		number = i < PORTS_IN_TURN ? number + 1 : bpf_get_prandom_u32();
 	}
 	if (i && pkt->flow.proto != IPPROTO_UDP)
-		*turn = number + 1;
+		turn->next = number + 1;
+	if (i == MAX_PORT_TRIES)
+		turn->scarce = pkt->now;
+	else if (turn->scarce && i < tries)
+		turn->scarce = 0;
 	count_flows(COUNT_MASQUERADE_RETRIES, i);
-	if (why == REASON_DROP_MASQUERADE_PORT && pkt->ended)
-		why = reserve_as(ctx, role, pkt->ended_port, true);
+	if (why == REASON_DROP_MASQUERADE_PORT && pkt->weak)
+		why = reserve_as(ctx, role, pkt->weak_port, true);
 	return why;
 }
 

@@ -159,6 +159,106 @@ func TestAnsweredFlood(t *testing.T) {
 	})
 }
 
+// TestFloodOfExchanges has the client send 40,000 datagrams with forged sources to a node port, whose backend is on the
+// other node and answers each once: more than there are ports to masquerade with, all within the half minute in which each
+// of them holds one. 100 clients then have their exchanges, as with rules like kube-proxy's, and so have those of before.
+//
+//	client ── 40,000 ──▶ node-1:30045 ── masqueraded ──▶ pod-2-0
+func TestFloodOfExchanges(t *testing.T) {
+	t.Parallel()
+	const flood, clients, streams = 40_000, 100, 10
+	for _, rules := range []bool{false, true} {
+		t.Run(map[bool]string{false: "Sluice", true: "rules like kube-proxy's"}[rules], func(t *testing.T) {
+			t.Parallel()
+			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, agent: []string{"--flow-table-memory", "64Mi"}})
+			s := service{number: 45, backends: []backend{onPod(w.Nodes[1].Pods[0])}}
+			if rules {
+				lab.Must(t, w.Nodes[0].Netfilter(fmt.Sprintf(`
+					table ip proxy {
+						chain prerouting {
+							type nat hook prerouting priority dstnat
+							udp dport %d meta mark set 0x4000 dnat to %s:%d
+						}
+						chain postrouting {
+							type nat hook postrouting priority srcnat
+							meta mark 0x4000 masquerade fully-random
+						}
+					}`, s.nodePort(), s.backends[0].ips[ipv4], podPort)))
+			} else {
+				w.start(t, s)
+			}
+			lab.Must(t, w.Nodes[0].AddRoute(netip.MustParsePrefix("198.18.0.0/15"), w.Client.IPv4))
+			to := s.at(nodePort, ipv4, w.Nodes[0])
+			var talks []*talk
+			dial := func(n int) {
+				for range n {
+					conn, err := w.Client.Dial("udp", to, dialTimeout)
+					lab.Must(t, err)
+					t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
+					talks = append(talks, newTalk(conn))
+				}
+			}
+			ask := func() (answered int) {
+				var asking sync.WaitGroup
+				var good atomic.Int64
+				for _, talk := range talks {
+					asking.Go(func() {
+						if talk.ask("who") == nil {
+							good.Add(1)
+						}
+					})
+				}
+				asking.Wait()
+
+				return int(good.Load())
+			}
+			dial(streams)
+			ask()
+			time.Sleep(2500 * time.Millisecond) // from then on they are streams
+			ask()
+			began := time.Now()
+			lab.Must(t, sendInNames(w.Client.Namespace, flood, netip.MustParseAddrPort(to)))
+			ports := make(map[netip.AddrPort]bool)
+			if !rules {
+				for e, err := range sluice.MustLoad(t, w.agents[0]).Flows.All() {
+					lab.Must(t, err)
+					ports[e.Value.MasqueradeAddrPort()] = true
+				}
+				if len(ports) < 33_000 {
+					t.Errorf("the flood has taken %d ports: that is none", len(ports))
+				}
+			}
+			dial(clients)
+			first, second := ask(), ask()
+			t.Logf("%d and %d of %d exchanges, %v after the flood has begun; %d ports are taken", first, second, len(talks), time.Since(began), len(ports))
+			if first < len(talks) || second < len(talks) {
+				t.Errorf("%d of %d clients were answered, and then %d", first, len(talks), second)
+			}
+		})
+	}
+}
+
+// sendInNames sends a question to a destination in the name of many addresses that no host has: see mustFlood.
+func sendInNames(from *lab.Namespace, count int, to netip.AddrPort) error {
+	return forgeFrames(from, to, func(send func([]byte) error) error {
+		for i := range count {
+			src := netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
+			frame, err := datagram(netip.AddrPortFrom(src, 40_000), to, "who\n")
+			if err != nil {
+				return err
+			}
+			if err := send(frame); err != nil {
+				return err
+			}
+			if i%40 == 39 {
+				time.Sleep(5 * time.Millisecond) // so that all are answered
+			}
+		}
+
+		return nil
+	})
+}
+
 // exchange asks twice from a port of its own, over UDP.
 func exchange(from *lab.Namespace, to string) error {
 	conn, err := from.Dial("udp", to, dialTimeout)
