@@ -60,6 +60,100 @@ func TestForeignSourceIsTranslated(t *testing.T) {
 	})
 }
 
+// So it is with a backend on another node, which sees the node unless the source is one of a pod here. And the client that
+// has the source is nowhere kept from what is its own.
+func TestForeignSourceOfARemoteBackend(t *testing.T) {
+	eachVictim(t, func(t *testing.T, w *world, proto layers.IPProtocol, p place, source string, here place) {
+		w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}})
+		in := first(proto, source, clusterIP)
+		w.goesTo(t, p, in, remotePod)
+		f := w.flowOf(t, source, clusterIP)
+		seen, port := maps.Port(f.StackPort), maps.Port(f.MasqueradePort)
+		if seen == at(source).Port() || f.IsMasqueraded() == (here == podTun) {
+			t.Errorf("the stack sees port %d, masqueraded is %v", seen, f.IsMasqueraded())
+		}
+		own := []packet{answer(proto, remotePod, source).acks(77).bearing("victim's"), third(proto, remotePod, source).acks(78).bearing("victim's")}
+		for _, said := range []struct{ asked, answer packet }{
+			{in, answer(proto, remotePod, source)},
+			{second(proto, source, clusterIP), third(proto, remotePod, source)},
+		} {
+			for _, in := range own {
+				w.egress(t, here, in).passes(maps.ReasonPassOtherTraffic)
+			}
+			w.ingress(t, p, said.asked).becomes(said.asked.fromPort(seen).to(remotePod), maps.ReasonFlow)
+			if f.IsMasqueraded() {
+				out := said.asked.fromPort(seen).to(remotePod)
+				w.egress(t, uplink, out).becomes(out.from(node).fromPort(port), maps.ReasonFlow)
+				back := said.answer.to(node).toPort(port)
+				w.ingress(t, uplink, back).becomes(back.to(source).toPort(seen), maps.ReasonFlow)
+			}
+			w.egress(t, here, said.answer.toPort(seen)).becomes(said.answer.from(clusterIP), maps.ReasonFlow)
+		}
+		w.wait(t, 2*time.Second)
+		here.client = source
+		c := &conversation{w: w, place: here, proto: proto, vip: clusterIP, backend: remotePod}
+		c.first(t, maps.ReasonTranslated)
+		c.masqueradedPort = maps.Port(w.flowOf(t, source, clusterIP).MasqueradePort)
+		c.establish(t)
+		c.says(t, second(proto, source, clusterIP))
+	})
+}
+
+// Whether the datagrams of an open flow are those of another host is looked for once a second. Meanwhile the client that has
+// the source has its answers by this flow.
+func TestSenderOfAnOpenForeignFlow(t *testing.T) {
+	each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
+		const source = "8.0.2.11:40000"
+		w.serve(t, service{at: []string{clusterIP}, proto: layers.IPProtocolUDP, to: []string{hostPod}})
+		in := udp(source, clusterIP)
+		w.goesTo(t, p, in, hostPod)
+		seen := maps.Port(w.flowOf(t, source, clusterIP).StackPort)
+		hears := func() {
+			t.Helper()
+			w.egress(t, uplink, udp(hostPod, source).toPort(seen)).becomes(udp(clusterIP, source), maps.ReasonFlow)
+		}
+		hears()
+		for _, from := range []place{p, uplink} {
+			w.ingress(t, from, in).becomes(in.fromPort(seen).to(hostPod), maps.ReasonFlow)
+			hears()
+		}
+		w.wait(t, 1100*time.Millisecond)
+		w.ingress(t, p, in).becomes(in.fromPort(seen).to(hostPod), maps.ReasonFlow)
+		w.wait(t, 1100*time.Millisecond)
+		w.ingress(t, uplink, in).becomes(in.to(hostPod), maps.ReasonTranslated)
+	})
+}
+
+// A CNI may route to its pods by a device of its own, to which nothing is attached, and hand packets on to their devices from
+// there, as Cilium does by cilium_host. Such pods are behind their devices.
+func TestClientBehindADeviceOfItsCNI(t *testing.T) {
+	pod := podVeth
+	pod.client = "8.0.7.3:40000"
+	for _, proto := range transports {
+		each(t, []place{pod}, func(t *testing.T, w *world, p place) {
+			for _, backend := range []string{portPod, remotePod} {
+				vip := map[string]string{portPod: clusterIP, remotePod: otherIP}[backend]
+				w.serve(t, service{at: []string{vip}, proto: proto, to: []string{backend}})
+				c := &conversation{w: w, place: p, proto: proto, vip: vip, backend: backend}
+				c.first(t, maps.ReasonTranslated)
+				if f := w.flowOf(t, p.client, vip); f.Flags&maps.FlowOfNode != maps.FlowByPods || f.IsMasqueraded() {
+					t.Errorf("its flow has the flags %#x", f.Flags)
+				}
+				c.establish(t)
+			}
+		})
+	}
+	t.Run("and what comes by an uplink in its name is foreign", func(t *testing.T) {
+		each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+			w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
+			w.goesTo(t, p, tcp(pod.client, clusterIP, "S"), portPod)
+			if f := w.flowOf(t, pod.client, clusterIP); f.Flags&maps.FlowOfNode != 0 {
+				t.Errorf("its flow has the flags %#x", f.Flags)
+			}
+		})
+	})
+}
+
 // What the backend sends to the source itself passes, before the first packet is answered and after.
 func TestForeignSourceKeepsItsOwnPackets(t *testing.T) {
 	eachVictim(t, func(t *testing.T, w *world, proto layers.IPProtocol, p place, source string, here place) {

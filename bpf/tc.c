@@ -178,6 +178,19 @@ __noinline int sender_of(struct __sk_buff *ctx)
 }
 
 /*
+ * may_be_of_other reports whether the packet, which has the tuple of the foreign flow f, may be another host's: see
+ * sender_of. Datagrams of an open flow are asked about once a second. Meanwhile, a client behind its device that has
+ * this tuple has its answers by that flow.
+ */
+static __always_inline bool may_be_of_other(const struct packet *pkt, const struct flow *f,
+					    bool half_open)
+{
+	return f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN &&
+	       (f->proto != IPPROTO_UDP || half_open ||
+		elapsed(pkt->now, f->last_seen) > REFRESH_NS);
+}
+
+/*
  * assign_flow finds or opens the flow of a packet from the wire, and sets pkt->to to what the
  * packet becomes.
  */
@@ -195,7 +208,7 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 		return begin(ctx, pkt, flags, 0);
 	}
 	stray = is_stray(f);
-	if (stray || (is_foreign(f) && f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN)) {
+	if (stray || (is_foreign(f) && may_be_of_other(pkt, f, half_open))) {
 		pkt->flow = *f;
 		sender = sender_of(ctx);
 	}

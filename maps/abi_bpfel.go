@@ -183,6 +183,7 @@ type abiDeviceFlag uint32
 const (
 	abiDeviceFlagDEVICE_TURNS     abiDeviceFlag = 1
 	abiDeviceFlagDEVICE_LEADS_OUT abiDeviceFlag = 2
+	abiDeviceFlagDEVICE_UNSEEN    abiDeviceFlag = 4
 )
 
 type abiFlow struct {

@@ -70,6 +70,9 @@ const DeviceTurns = uint32(abiDeviceFlagDEVICE_TURNS)
 // DeviceLeadsOut is a flag of a [Device]: it leads to other hosts only, and to no pod of this node.
 const DeviceLeadsOut = uint32(abiDeviceFlagDEVICE_LEADS_OUT)
 
+// DeviceUnseen is a flag of a [Device]: it does not lead out, and no program is attached to it, nor to a port of it.
+const DeviceUnseen = uint32(abiDeviceFlagDEVICE_UNSEEN)
+
 // FlowKeyOf returns the key of a packet as it arrives at a hook.
 func FlowKeyOf(hook, protocol uint8, src, dst netip.AddrPort) FlowKey {
 	return FlowKey{

@@ -144,6 +144,14 @@ static __always_inline bool leads_out(__u32 ifindex)
 	return dev && dev->flags & DEVICE_LEADS_OUT;
 }
 
+/* is_unseen reports whether what leaves by a device, which does not lead out, passes no program there. */
+static __always_inline bool is_unseen(__u32 ifindex)
+{
+	const struct device *dev = bpf_map_lookup_elem(&sl_devices, &ifindex);
+
+	return dev && dev->flags & DEVICE_UNSEEN;
+}
+
 /*
  * is_here reports whether a backend that is said to be on this node is: no route leads out to it.
  */
@@ -172,14 +180,15 @@ static __always_inline void find_back(struct __sk_buff *ctx, struct packet *pkt,
 
 /*
  * is_behind_device reports whether the source of a first packet is behind the device by which the packet has
- * come: after find_back, answers would leave by that device. Several uplinks may lead to the same hosts. A
- * route that the kernel does not return may be the right one. Any other source may belong to another
- * host than the sender: see FLOW_OF_NODE in flow_types.h.
+ * come: after find_back, answers would leave by that device. Several uplinks may lead to the same hosts, and
+ * a CNI may route to all of its pods by one device, from which packets go on to the devices of the pods: as behind
+ * a bridge, routes do not tell such pods apart. A route that the kernel does not return may be the right one. Any
+ * other source may belong to another host than the sender: see FLOW_OF_NODE in flow_types.h.
  */
 static __always_inline bool is_behind_device(struct __sk_buff *ctx, const struct packet *pkt)
 {
 	return !pkt->back || pkt->back == device_in(ctx) ||
-	       (config_device_class == DEVICE_UPLINK && leads_out(pkt->back));
+	       (config_device_class == DEVICE_UPLINK ? leads_out(pkt->back) : is_unseen(pkt->back));
 }
 
 /*

@@ -263,6 +263,12 @@ func nodeEntry(clientIPs []netip.Addr) (entry maps.Device) {
 
 func entriesOf(decisions []Decision, turns bool) map[uint32]maps.Device {
 	entries := make(map[uint32]maps.Device, len(decisions))
+	seen := make(map[int]bool) // by index: programs are attached to it, or to a port of it
+	for _, d := range decisions {
+		if d.Class != ClassNone {
+			seen[d.Index], seen[d.Bridge] = true, true
+		}
+	}
 	for _, d := range decisions {
 		entry := maps.Device{
 			SourceV4: maps.AddrOf(d.SourceV4), SourceV6: maps.AddrOf(d.SourceV6), // zero if they are invalid
@@ -273,6 +279,8 @@ func entriesOf(decisions []Decision, turns bool) map[uint32]maps.Device {
 		}
 		if d.LeadsOut {
 			entry.Flags |= maps.DeviceLeadsOut
+		} else if !seen[d.Index] {
+			entry.Flags |= maps.DeviceUnseen
 		}
 		entries[uint32(d.Index)] = entry
 	}

@@ -289,6 +289,16 @@ func TestDeviceEntries(t *testing.T) {
 			Decision{Device: Device{Index: 4, LinkLayer: LinkEthernet, SourceV4: v4}, Class: ClassPods, Bridge: 7},
 			maps.Device{SourceV4: maps.AddrOf(v4), Bridge: 7},
 		},
+		{
+			"that of a CNI from which packets go on to pods' devices, as Cilium's cilium_host",
+			Decision{Device: Device{Index: 6, LinkLayer: LinkEthernet}},
+			maps.Device{Flags: maps.DeviceUnseen},
+		},
+		{
+			"an excluded one that leads out",
+			Decision{Device: Device{Index: 8, LinkLayer: LinkEthernet}, LeadsOut: true},
+			maps.Device{Flags: maps.DeviceLeadsOut},
+		},
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
 			want := map[uint32]maps.Device{uint32(test.decision.Index): test.entry}

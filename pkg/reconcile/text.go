@@ -158,6 +158,9 @@ func deviceText(ifindex uint32, v maps.Device) (string, string) {
 	if v.Flags&maps.DeviceLeadsOut != 0 {
 		parts = append(parts, "out")
 	}
+	if v.Flags&maps.DeviceUnseen != 0 {
+		parts = append(parts, "unseen")
+	}
 
 	return fmt.Sprintf("device %d", ifindex), orNothing(parts)
 }

@@ -262,8 +262,8 @@ func dialAs(ns *lab.Namespace, from net.Addr, to string) (conn net.Conn, err err
 // a pod of the other node, which talks to the Service's backend as its socket hook has it, and a client outside, which
 // dials the Service itself. Connections that are open go on, and new ones and datagrams are answered.
 //
-//	pod-1-0 ─── SYN, datagram "from pod-2-0" ──▶ ClusterIP ──▶ pod-1-1
-//	pod-2-0 ══ connections, datagrams ═══════════════════════▶ pod-1-1
+//	pod-1-0 ─── SYN, datagram "from pod-2-0" ──▶ ClusterIP ──▶ pod-1-1, or another Service's pod-2-1
+//	pod-2-0 ══ connections, datagrams ═══════════════════════▶ pod-1-1, pod-2-1
 func TestForgedFirstPackets(t *testing.T) {
 	t.Parallel()
 	for name, filter := range map[string]string{"untracked": "", "tracked": podMasquerade} {
@@ -271,10 +271,12 @@ func TestForgedFirstPackets(t *testing.T) {
 			t.Parallel()
 			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, filter: filter})
 			attacker, victim := w.Nodes[0].Pods[0].Namespace, w.Nodes[1].Pods[0]
-			s := service{number: 43, backends: []backend{onPod(w.Nodes[0].Pods[1])}}
-			w.start(t, s)
+			here := service{number: 43, backends: []backend{onPod(w.Nodes[0].Pods[1])}}
+			there := service{number: 46, backends: []backend{onPod(w.Nodes[1].Pods[1])}}
+			w.start(t, here, there)
 			caller, outside := w.optedOut(t, victim), w.outside(t)
-			for _, f := range families {
+			for i := range 4 {
+				s, f := []service{here, there}[i/2], families[i%2]
 				pod := [2]netip.Addr{victim.IPv4, victim.IPv6}[f]
 				backend := netip.AddrPortFrom(s.backends[0].ips[f], podPort)
 				service := netip.MustParseAddrPort(s.at(clusterIP, f, nil))
@@ -304,11 +306,11 @@ func TestForgedFirstPackets(t *testing.T) {
 							{"the pod", caller, pod, service, backend},
 							{"the client", outside, hostIPs(w.Client)[f], external, external},
 						} {
-							from := netip.AddrPortFrom(dial.from, 50000+i)
+							from := netip.AddrPortFrom(dial.from, uint16(50000+s.number*100)+i)
 							lab.Must(t, forgeFirst(attacker, network, from, dial.vip))
 							answer, err := answerTo(dial.caller, lab.Exchange{Network: network, Address: dial.to.String(), From: from.String(), Timeout: dialTimeout})
 							if err != nil || answer.Name != s.backends[0].name {
-								t.Errorf("%s, %s of %s: %q, %v", f, network, dial.name, answer.Name, err)
+								t.Errorf("%s, %s of %s to %s: %q, %v", f, network, dial.name, s.name(), answer.Name, err)
 							}
 						}
 					}
