@@ -128,7 +128,7 @@ func TestSenderOfAnOpenForeignFlow(t *testing.T) {
 // there, as Cilium does by cilium_host. Such pods are behind their devices.
 func TestClientBehindADeviceOfItsCNI(t *testing.T) {
 	pod := podVeth
-	pod.client = "8.0.7.3:40000"
+	pod.client = "8.0.9.3:40000"
 	for _, proto := range transports {
 		each(t, []place{pod}, func(t *testing.T, w *world, p place) {
 			for _, backend := range []string{portPod, remotePod} {

@@ -289,6 +289,45 @@ func TestConfirmation(t *testing.T) {
 	}
 }
 
+// First packets from addresses that no host has, to a backend by way of the stack, let little other traffic pass the filter
+// of sources, and hardly any once they are gone. What is theirs passes it.
+func TestFloodOfSources(t *testing.T) {
+	const flood, others = 5_000, 2_000
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
+		made := func(i int) string {
+			return fmt.Sprintf("8.%d.%d.%d:%d", 128+i>>16, i>>8&0xff, i&0xff, 1024+i*7919%60_000)
+		}
+		for i := range flood {
+			if o := w.ingress(t, p, tcp(made(i), clusterIP, "S")); o.reasons[maps.ReasonTranslated] != 1 {
+				t.Fatalf("reasons are %v", o.reasons)
+			}
+		}
+		passing := func() (percent int) {
+			n := 0
+			for i := range others {
+				from, to := w.family.addrPort(at(made(1<<17+i*7))), w.family.addrPort(at(client))
+				if w.maps.SourceFilter.May(maps.FlowKeyOf(maps.HookEgress, 6, from, to)) {
+					n++
+				}
+			}
+
+			return n * 100 / others
+		}
+		if has := passing(); has > 15 {
+			t.Errorf("%d %% of other sources pass during the flood", has)
+		}
+		w.sweep(t, 20*time.Second)
+		if has := passing(); has > 5 {
+			t.Errorf("%d %% of other sources pass after it", has)
+		}
+		last := tcp(made(flood-1), clusterIP, "S")
+		w.ingress(t, p, last).becomes(last.to(remotePod), maps.ReasonFlow)
+		port := maps.Port(w.flowOf(t, made(flood-1), clusterIP).MasqueradePort)
+		w.egress(t, uplink, last.to(remotePod)).becomes(last.to(remotePod).from(node).fromPort(port), maps.ReasonFlow)
+	})
+}
+
 // A packet from the stack is only looked up if the filter reports that it may belong to a flow.
 func TestSourceFilter(t *testing.T) {
 	eachConversation(t, func(t *testing.T, c *conversation) {

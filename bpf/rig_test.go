@@ -29,7 +29,7 @@ import (
 //	br0     8.0.1.1/24                a bridge, its ports are port0, port1 and nic0; 8.0.121.0/24 by the pod 8.0.1.2
 //	tap0    8.0.4.1/32                8.0.4.0/24; 8.0.120.0/24 by the pod 8.0.4.9
 //	tun0    8.0.6.1/32                8.0.6.0/24
-//	cni0    8.0.7.1/32                8.0.7.0/24, where nothing is attached: a CNI hands packets on to tap0
+//	cni0    8.0.9.1/32                8.0.9.0/24, where nothing is attached: a CNI hands packets on to tap0
 //
 // and the same in IPv6. All are veths without listeners at their other ends: the configuration of the
 // programs determines the kind of device.
@@ -134,7 +134,7 @@ func (r *rig) build() error {
 		{"nic0", "br0", nil},
 		{"tap0", "", both("8.0.4.1/32")},
 		{"tun0", "", both("8.0.6.1/32")},
-		{"cni0", "", both("8.0.7.1/32")},
+		{"cni0", "", both("8.0.9.1/32")},
 	} {
 		err := lab.Veth(
 			lab.End{Namespace: r.node, Device: device.name, Bridge: device.bridge, Addresses: device.addresses},
@@ -174,7 +174,7 @@ func (r *rig) addRoutes() error {
 		{"8.0.110.0/24", "", "wg0", ""},
 		{"8.0.4.0/24", "", "tap0", ""},
 		{"8.0.6.0/24", "", "tun0", ""},
-		{"8.0.7.0/24", "", "cni0", ""},
+		{"8.0.9.0/24", "", "cni0", ""},
 		{"8.0.120.0/24", "8.0.4.9", "tap0", ""},
 		{"8.0.121.0/24", "8.0.1.2", "br0", ""},
 	} {

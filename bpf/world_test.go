@@ -89,7 +89,7 @@ func newWorld(t testing.TB, f family, options ...func(*DeviceConfig)) *world {
 		{bridge, "br0", maps.AddrNode},
 		{"8.0.4.1:0", "tap0", maps.AddrNode},
 		{"8.0.6.1:0", "tun0", maps.AddrNode},
-		{"8.0.7.1:0", "cni0", maps.AddrNode},
+		{"8.0.9.1:0", "cni0", maps.AddrNode},
 	} {
 		lab.Must(t, w.hand.Mark(w.mapAddr(addr.addr), addr.flags, w.index(addr.device)))
 	}
@@ -128,7 +128,7 @@ func (w *world) putDevices(t testing.TB) {
 	t.Helper()
 	for device, source := range map[string]string{
 		"eth0": node, "eth1": nodeOther, "eth2": "", "wg0": "8.0.60.1:0",
-		"br0": bridge, "port0": "", "port1": "", "nic0": "", "tap0": "8.0.4.1:0", "tun0": "8.0.6.1:0", "cni0": "8.0.7.1:0",
+		"br0": bridge, "port0": "", "port1": "", "nic0": "", "tap0": "8.0.4.1:0", "tun0": "8.0.6.1:0", "cni0": "8.0.9.1:0",
 	} {
 		value := maps.Device{SourceV4: maps.AddrOf(netip.IPv4Unspecified())}
 		if source != "" {

@@ -282,11 +282,13 @@ func (f *SourceFilter) Begin(now uint64) SourceSweep {
 // Idle reports whether no cell is old.
 func (s SourceSweep) Idle() bool { return len(s.old) == 0 }
 
-// Keep keeps the cell of an entry that exists. The packets to the backend that a socket has dialled
+// Keep keeps the cells of an entry that exists: that of its port, and for packets to a backend, that of all ports of the client
+// as well, which a program writes when the flow is confirmed. The packets to the backend that a socket has dialled
 // look for the cell of its answers, when the connection was re-steered.
 func (s SourceSweep) Keep(k FlowKey, f *Flow) {
 	if k.Hook == HookEgress {
 		delete(s.old, sourceCell(k, f.Role))
+		delete(s.old, sourceCell(k, FlowToClient))
 	} else if f.Flags&FlowResteered != 0 {
 		delete(s.old, sourceCell(FlowKey{Src: k.Dst, SrcPort: k.DstPort}, FlowToClient))
 	}

@@ -166,6 +166,8 @@ func TestSourceSweep(t *testing.T) {
 		p.SourceFilter.Note(k, FlowToClient, at)
 	}
 	p.SourceFilter.Note(client, FlowToBackend, begin)
+	opening := key("10.0.0.6:80") // of an unconfirmed flow, to its backend
+	p.SourceFilter.Note(opening, FlowToClient, begin)
 	anyPort := client
 	anyPort.SrcPort = Port(4711)
 	if !p.SourceFilter.May(anyPort) {
@@ -182,6 +184,7 @@ func TestSourceSweep(t *testing.T) {
 		t.Error("no cell is old")
 	}
 	sweep.Keep(kept, &Flow{Role: FlowToClient})
+	sweep.Keep(opening, &Flow{Role: FlowToBackend})
 	p.SourceFilter.Note(renewed, FlowToClient, later)
 	sweep.End()
 	for what, test := range map[string]struct {
@@ -189,7 +192,7 @@ func TestSourceSweep(t *testing.T) {
 		want bool
 	}{
 		"of a flow that is gone": {gone, false}, "of one that is there": {kept, true}, "that was renewed": {renewed, true},
-		"that is young": {young, true}, "of a client that is gone": {client, false},
+		"that is young": {young, true}, "of a client whose flow is unconfirmed": {opening, true}, "of a client that is gone": {client, false},
 	} {
 		if p.SourceFilter.May(test.key) != test.want {
 			t.Errorf("the cell %s lets packets pass is %v, want %v", what, !test.want, test.want)

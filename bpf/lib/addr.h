@@ -225,7 +225,9 @@ static __always_inline void note_cell(__u32 *cell, __u32 now)
 /*
  * note_source marks a source before an entry for its packets at egress is put: with this port, or
  * with any. Clients use many ports, and nearly all packets that leave a node from a client's
- * address belong to its flows, so all ports of a client share one cell.
+ * address belong to its flows, so all ports of a client share one cell. Until a flow is confirmed, its client may
+ * be any address that another host has made up: then the cell of its port is marked, or a flood of first packets would
+ * let all packets pass the filter.
  */
 static __always_inline void note_source(const struct addr *src, __be16 port, bool any, __u64 now)
 {

@@ -368,12 +368,14 @@ __noinline int release(__u32 hook, __u32 role)
 }
 
 /*
- * note_entry marks an entry that is about to be put in the filters, so that its packets pass them.
+ * note_entry marks an entry that is about to be put in the filters, so that its packets pass them. Its flow is
+ * confirmed or not: see note_source.
  */
-static __always_inline void note_entry(const struct flow_key *key, __u32 role, __u64 now)
+static __always_inline void note_entry(const struct flow_key *key, __u32 role, bool confirmed,
+				       __u64 now)
 {
 	if (key->hook == HOOK_EGRESS)
-		note_source(&key->src, key->src_port, role == FLOW_TO_BACKEND, now);
+		note_source(&key->src, key->src_port, confirmed && role == FLOW_TO_BACKEND, now);
 	else if (role != FLOW_FROM_CLIENT)
 		note_port(key->dst_port);
 }
@@ -408,7 +410,7 @@ __noinline int put_back(__u32 hook, __u32 role, __u32 room)
 	f->stamp = opening ? opening->stamp : 0;
 	f->end = opening ? opening->end : 0;
 	f->ack = opening ? opening->ack : 0;
-	note_entry(&pkt->key, role, pkt->now);
+	note_entry(&pkt->key, role, true, pkt->now);
 	if (room)
 		failed = bpf_map_update_elem(&sl_flows, &pkt->key, f, BPF_NOEXIST);
 	else

@@ -154,7 +154,7 @@ static __always_inline void put_dialled(struct packet *pkt, __u32 backend_id)
 	f->ack = pkt->tcp.end;
 	f->state = FLOW_ABANDONED;
 	comes_as(f, FLOW_TO_CLIENT, &pkt->key);
-	note_entry(&pkt->key, FLOW_TO_CLIENT, pkt->now);
+	note_entry(&pkt->key, FLOW_TO_CLIENT, false, pkt->now);
 	if (!put_half_open(&pkt->key, f, BPF_NOEXIST))
 		count_flows(COUNT_HALF_OPEN_PUT, 1);
 }

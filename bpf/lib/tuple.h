@@ -343,7 +343,7 @@ __noinline int reserve(__u32 role, __u32 urgent)
 	comes_as(&pkt->flow, role, &pkt->key);
 	pkt->flow.role = role;
 	pkt->evicts = false;
-	note_entry(&pkt->key, role, pkt->now);
+	note_entry(&pkt->key, role, false, pkt->now);
 	why = reserve_opening(pkt, urgent);
 	if (why || !copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key)))
 		return why;
@@ -373,7 +373,7 @@ __noinline int put_opening(__u32 role)
 	f = &pkt->flow;
 	comes_as(f, role, &pkt->key);
 	f->role = role;
-	note_entry(&pkt->key, role, pkt->now);
+	note_entry(&pkt->key, role, false, pkt->now);
 	if (!put_half_open(&pkt->key, f, BPF_NOEXIST))
 		count_flows(COUNT_HALF_OPEN_PUT, 1);
 	else if (put_half_open(&pkt->key, f, BPF_ANY))
