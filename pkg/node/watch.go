@@ -49,7 +49,7 @@ type Config struct {
 	// no log.
 	Log *slog.Logger
 
-	// concern is what reads the concerns, see [reader.concern]; nil means that.
+	// concern reads the concerns; nil means [reader.concern].
 	concern func() string
 	// 0 means the constant of that name.
 	receiveBuffer         int // bytes
@@ -79,7 +79,7 @@ func Watch(ctx context.Context, config Config) error {
 	config.receiveBuffer = cmp.Or(config.receiveBuffer, receiveBuffer)
 	config.relistTime = cmp.Or(config.relistTime, relistTime)
 	config.quietTime = cmp.Or(config.quietTime, quietTime)
-	w := watcher{config: config, log: config.Log}
+	w := watcher{config: config, log: config.Log, concerns: make(chan string, 1)}
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
 	}
@@ -94,6 +94,15 @@ func Watch(ctx context.Context, config Config) error {
 		defer ns.Close()
 		w.ns = ns
 	}
+	if w.config.concern == nil {
+		r, err := newReader(w.ns)
+		if err != nil {
+			return err
+		}
+		defer r.close()
+		w.config.concern = r.concern
+	}
+	defer w.reading.Wait()
 
 	for {
 		err := w.follow(ctx)
@@ -121,7 +130,13 @@ type watcher struct {
 	listed   State         // the last list
 	next     time.Time     // of the earliest list after a notification
 	retry    time.Duration // before the next subscription
-	concern  string        // as last read
+
+	// Concerns are read beside the lists, by sockets of their own: a renewed subscription does not wait for that, either.
+	concern   string      // as last read
+	concerns  chan string // has room for one that was read
+	busy, due bool        // they are being read, and have to be read again
+	rested    time.Time   // when they may be read again
+	reading   sync.WaitGroup
 }
 
 // follow subscribes before it lists, so that no change is lost in between. It
@@ -138,49 +153,45 @@ func (w *watcher) follow(ctx context.Context) error {
 }
 
 // listOnChange lists the node at once, after each change, and after relistTime. Each list is followed by a reading of the
-// concerns, in a goroutine of its own and not more often than they allow.
+// concerns, in a goroutine of its own and not more often than they allow. Only the first report of all waits for one.
 func (w *watcher) listOnChange(ctx context.Context, s *subscription) error {
-	find := w.config.concern
-	if find == nil {
-		find = s.reader.concern
+	isFirst := w.reported == nil
+	if isFirst {
+		w.concern = w.config.concern()
 	}
-	w.concern = find() // the first report has it
 	if err := w.report(s); err != nil {
 		return err
 	}
 	relist := time.NewTicker(w.config.relistTime)
 	defer relist.Stop()
-	concerns := make(chan string, 1)
-	var reading sync.WaitGroup // of concerns, by the reader, which the caller closes
-	defer reading.Wait()
-	busy, due := false, false // they are being read, and have to be read again
-	var rested time.Time      // when they may be read again
 	again := time.NewTimer(0)
 	again.Stop()
 	defer again.Stop()
+	readAgain := func() {
+		if w.due = true; !w.busy {
+			again.Reset(time.Until(w.rested))
+		}
+	}
+	if !isFirst { // changes of the concerns may have been lost
+		readAgain()
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-s.broken:
 			return err
-		case w.concern = <-concerns:
-			busy = false
-			if due {
-				again.Reset(time.Until(rested))
+		case w.concern = <-w.concerns:
+			w.busy = false
+			if w.due {
+				readAgain()
 			}
 			w.update()
 
 			continue
 		case <-again.C:
-			busy, due = true, false
-			reading.Go(func() {
-				begin := time.Now()
-				concern := find()
-				took := time.Since(begin)
-				rested = time.Now().Add(max(w.config.quietTime, quietMultiple*took))
-				concerns <- concern
-			})
+			w.busy, w.due = true, false
+			w.reading.Go(w.readConcern)
 
 			continue
 		case <-relist.C:
@@ -192,10 +203,17 @@ func (w *watcher) listOnChange(ctx context.Context, s *subscription) error {
 		if err := w.report(s); err != nil {
 			return err
 		}
-		if due = true; !busy {
-			again.Reset(time.Until(rested))
-		}
+		readAgain()
 	}
+}
+
+// readConcern reads the concerns.
+func (w *watcher) readConcern() {
+	begin := time.Now()
+	concern := w.config.concern()
+	took := time.Since(begin)
+	w.rested = time.Now().Add(max(w.config.quietTime, quietMultiple*took))
+	w.concerns <- concern
 }
 
 // report lists the node, and reports its state if it has changed.

@@ -194,14 +194,22 @@ func TestWatchSurvivesAnOverrun(t *testing.T) {
 	ns := lab.MustNamespace(t, "node")
 	watch := mustWatch(t, ns, Config{receiveBuffer: 1}) // the kernel makes it its smallest
 	watch.want("127.0.0.1", "::1")
-	for deadline := time.Now().Add(5 * time.Second); !strings.Contains(watch.log.String(), "overrun=true"); {
-		if time.Now().After(deadline) {
-			t.Fatalf("no overrun; log is %s", watch.log)
-		}
-		lab.MustDo(t, ns, churn)
-	}
+	watch.mustOverrun(ns)
 	mustAdd(t, ns, "lo", "10.1.1.1/32")
 	watch.want("10.1.1.1", "127.0.0.1", "::1")
+}
+
+// mustOverrun changes the node until the watch, which has a small buffer, is renewed once more.
+func (o observer) mustOverrun(ns *lab.Namespace) {
+	o.t.Helper()
+	overruns := func() int { return strings.Count(o.log.String(), "overrun=true") }
+	known := overruns()
+	for deadline := time.Now().Add(5 * time.Second); overruns() == known; {
+		if time.Now().After(deadline) {
+			o.t.Fatalf("no overrun; log is %s", o.log)
+		}
+		lab.MustDo(o.t, ns, churn)
+	}
 }
 
 // churn adds and removes an address a few hundred times.
@@ -248,8 +256,9 @@ func TestWatchFindsAChangeWithoutNotification(t *testing.T) {
 	updates := make(chan State, 10)
 	w := watcher{config: Config{
 		Update:     func(state State) { updates <- state },
+		concern:    func() string { return "" },
 		relistTime: 10 * time.Millisecond,
-	}}
+	}, concerns: make(chan string, 1)}
 	silent := &subscription{reader: mustReader(t, ns), changed: make(chan struct{}), broken: make(chan error)}
 	lab.MustRun(t, func(ctx context.Context) error { return w.listOnChange(ctx, silent) })
 	watch := observer{t: t, updates: updates}
@@ -367,14 +376,15 @@ func TestWatchReportsABurstOfDevicesTogether(t *testing.T) {
 	}
 }
 
-// A new device is reported while the rules of a firewall are read, however long that takes; what they are is reported then.
+// A new device is reported while the rules of a firewall are read, however long that takes, and also after the watch was
+// renewed; what they are is reported then.
 func TestWatchReportsDevicesBesideAConcern(t *testing.T) {
 	ns, peer := lab.MustNamespace(t, "node"), lab.MustNamespace(t, "peer")
 	readings := 0
 	reading, read := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	finish := func() { once.Do(func() { close(read) }) }
-	watch := mustWatch(t, ns, Config{concern: func() string {
+	watch := mustWatch(t, ns, Config{receiveBuffer: 1, concern: func() string {
 		if readings++; readings == 1 {
 			return ""
 		}
@@ -395,6 +405,8 @@ func TestWatchReportsDevicesBesideAConcern(t *testing.T) {
 	add("veth0")
 	<-reading
 	add("veth1")
+	watch.mustOverrun(ns)
+	add("veth2")
 	finish()
 	watch.until("the concern", func(s State) bool { return s.Concern == "a firewall" })
 }
