@@ -78,14 +78,21 @@ func (d *decider) decide(device Device) (Class, string) {
 }
 
 // named returns the pattern of --devices for a device. A VLAN that has none goes with the device below it, whose
-// programs leave the packets of its VLANs to these.
+// programs leave the packets of its VLANs to these. One without a number of its namespace in this one is taken for the
+// device here that has its index, which may be above the VLAN: each device is looked at once at most.
 func (d *decider) named(device Device) (Pattern, bool) {
-	only, named := find(d.rules.Only, device.Name)
-	if lower, ok := d.devices[device.Lower]; ok && !named {
-		return d.named(lower)
+	for range d.devices {
+		if only, named := find(d.rules.Only, device.Name); named {
+			return only, true
+		}
+		lower, ok := d.devices[device.Lower]
+		if !ok {
+			break
+		}
+		device = lower
 	}
 
-	return only, named
+	return Pattern{}, false
 }
 
 // unusable are the kinds of devices whose packets the stack does not see, and why.

@@ -144,6 +144,9 @@ eth1      -    -> pods: --devices eth1=pods
 eth2.100  vlan on=eth2 -> -: not among --devices
 eth2      -    -> -: not among --devices
 eth3.100  vlan -> -: not among --devices
+eth4.1    vlan on=eth4.1 -> -: not among --devices
+eth5.1    vlan on=eth5.2 -> -: not among --devices
+eth5.2    vlan on=eth5.1 -> -: not among --devices
 `},
 	{"a VLAN that is excluded", "--devices=eth0 --exclude-devices=eth0.?", `
 eth0   -    -> uplink: physical device
