@@ -190,7 +190,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 				ConntrackHidden: features.ConntrackHidden,
 			},
 			loaded: make(map[bpf.DeviceConfig]*bpf.DevicePrograms), filtered: make(map[int]bool),
-			ahead: make(map[position][]attached), overtaken: make(map[position]map[ebpf.ProgramID]bool), front: make(map[position]bool),
+			ours: make(map[position]*ebpf.Program), ahead: make(map[position][]attached), overtaken: make(map[position]map[ebpf.ProgramID]bool), front: make(map[position]bool),
 		},
 	}, nil
 }

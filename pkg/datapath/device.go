@@ -184,6 +184,7 @@ func (d *Datapath) attachDevice(device Device, hook deviceHook, qdiscs map[int]s
 		return err
 	}
 	at := position{device.Index, hook.name}
+	d.devices.ours[at] = hook.program(programs)
 	if d.devices.front[at] {
 		hook = hook.first()
 	}
@@ -210,6 +211,7 @@ type devicePrograms struct {
 	swept    bool              // no other device has one
 	taken    map[string]string // what to note of other instances whose filters are replaced, by their bpf roots
 
+	ours      map[position]*ebpf.Program           // those of loaded that are attached
 	ahead     map[position][]attached              // programs that run before ours
 	overtaken map[position]map[ebpf.ProgramID]bool // programs that did, see stays
 	front     map[position]bool                    // ours has to be the first, since another one ends the chain

@@ -191,6 +191,34 @@ func TestOursIsFirstAtEgressIfAnotherEndsTheChain(t *testing.T) {
 	})
 }
 
+// Our program at a hook may be replaced while packets are counted there: that the old one does not run any more says nothing
+// of what runs before the new one.
+func TestProgramsAreReplacedDuringATrial(t *testing.T) {
+	eachAttachment(t, func(t *testing.T, by Attachment) {
+		p := newPort(t, by)
+		p.attach(p.device())
+		ingress := deviceHooks()[1]
+		p.attachTheirs()
+		ahead := newCounter(t, -1)
+		undo := p.attachTheir(ingress, ahead, link.Head(), 1)
+		p.attach(p.device())
+		undo()
+		p.attachTheir(ingress, ahead, link.Head(), 1) // ours stays behind it now
+		p.attach(p.device())
+		p.wantAhead(true)
+		after := p.count(p.podDevice())
+		waits := 0
+		p.wantUnreached(func() {
+			if waits++; waits == 1 {
+				p.attach(p.podDevice())
+			}
+			p.exchange()
+		}, false)
+		p.wantCounts(true, after.ingress, after.egress)
+		p.wantUnreached(p.exchange, false)
+	})
+}
+
 // If a filter that is no program has the first priority, ours takes the next one.
 func TestPriorityThatIsTaken(t *testing.T) {
 	p := newPort(t, Clsact)

@@ -61,6 +61,7 @@ func (p *devicePrograms) forget(devices []Device) {
 		return !slices.ContainsFunc(devices, func(d Device) bool { return d.Index == at.index })
 	}
 	maps.DeleteFunc(p.overtaken, func(at position, _ map[ebpf.ProgramID]bool) bool { return gone(at) })
+	maps.DeleteFunc(p.ours, func(at position, _ *ebpf.Program) bool { return gone(at) })
 	maps.DeleteFunc(p.front, func(at position, _ bool) bool { return gone(at) })
 }
 
@@ -92,8 +93,9 @@ type triedHook struct {
 	device       Device
 	hook         deviceHook
 	ahead        []attached
-	ours         *ebpf.Program
-	ran, packets [2]uint64 // before and after
+	ours         *ebpf.Program // which was attached when the trial began
+	counted      *ebpf.Program // a clone of it, which stays open if ours is replaced
+	ran, packets [2]uint64     // before and after
 }
 
 // beginTrial returns a trial of the hooks of these devices, or nil if no program of others runs before ours. The caller ends
@@ -115,15 +117,14 @@ func (d *Datapath) beginTrial(devices []Device) (*trial, error) {
 			if d.devices.ahead[at] == nil {
 				continue
 			}
-			programs, err := d.loadDevice(device)
-			if err == nil {
-				var ours *ebpf.Program
-				ours, err = hook.program(programs).Clone()
-				t.hooks = append(t.hooks, &triedHook{position: at, device: device, hook: hook, ahead: d.devices.ahead[at], ours: ours})
-			}
+			ours := d.devices.ours[at]
+			counted, err := ours.Clone()
 			if err != nil {
 				return nil, errors.Join(fmt.Errorf("device %d: %s: %w", device.Index, hook.name, err), t.close())
 			}
+			t.hooks = append(t.hooks, &triedHook{
+				position: at, device: device, hook: hook, ahead: d.devices.ahead[at], ours: ours, counted: counted,
+			})
 		}
 	}
 
@@ -134,7 +135,7 @@ func (d *Datapath) beginTrial(devices []Device) (*trial, error) {
 // flight arrive.
 func (t *trial) count(wait func()) {
 	runs := func(h *triedHook) (uint64, error) {
-		stats, err := h.ours.Stats()
+		stats, err := h.counted.Stats()
 		if err != nil {
 			return 0, fmt.Errorf("runs of the program: %w", err)
 		}
@@ -165,7 +166,7 @@ func (t *trial) count(wait func()) {
 func (t *trial) close() error {
 	errs := []error{t.stats.Close()}
 	for _, h := range t.hooks {
-		errs = append(errs, h.ours.Close())
+		errs = append(errs, h.counted.Close())
 	}
 
 	return errors.Join(errs...)
@@ -174,8 +175,8 @@ func (t *trial) close() error {
 // endTrial returns the hooks at which packets have passed, programs of
 // others run before ours, and ours has not run once: one of the others ends the chain. Devices of one configuration share a
 // program, so that a hook stays unnoticed if another
-// device with the same is reached. A hook stays unreached until our program runs. What has changed at a hook since the trial
-// began is left to the next one.
+// device with the same is reached. A hook stays unreached until our program runs. If what runs at a hook has changed since the
+// trial began, also by a replacement of ours, it is left to the next one.
 //
 // At egress our program is the last by choice. For a hook that is found there, again is true
 // instead, and the next [Datapath.AttachDevices] makes our program the first; the hook is
@@ -188,7 +189,7 @@ func (d *Datapath) endTrial(t *trial) (found []Unreached, again bool, err error)
 	d.devices.unreached = make(map[position]bool)
 	for _, h := range t.hooks {
 		at, ahead := h.position, d.devices.ahead[h.position]
-		isSame := slices.Equal(ahead, h.ahead)
+		isSame := slices.Equal(ahead, h.ahead) && d.devices.ours[at] == h.ours
 		ran, passed := h.ran[0] != h.ran[1], h.packets[0] != h.packets[1]
 		switch {
 		case len(ahead) == 0 || ran || !known[at] && (!passed || !isSame):
