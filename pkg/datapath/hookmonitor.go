@@ -65,7 +65,7 @@ type HookMonitorConfig struct {
 	// Effective is called after each check with whether hooks are effective.
 	Effective func(bool)
 	// Left is called after each search with the addresses of backends that Services have left, and
-	// connected UDP sockets have dialled.
+	// to which UDP sockets are connected.
 	Left func(map[maps.Addr]struct{})
 	// SocketsEnded is called with the number of UDP sockets that were ended, because no program can
 	// lead their datagrams to another backend.
@@ -76,7 +76,8 @@ type HookMonitorConfig struct {
 }
 
 // orphanInterval is how often orphans are looked for while there are some. A search that fails as the last one did, such as by
-// a network namespace that the agent cannot enter, is repeated less and less often, down to maxSearchRest.
+// a network namespace that the agent cannot enter, is repeated less and less often, down to maxSearchRest, if it has found
+// none that may get stuck.
 const (
 	orphanInterval = 3 * time.Second
 	maxSearchRest  = 5 * time.Minute
@@ -359,12 +360,12 @@ func (m *HookMonitor) findOrphans() (rest time.Duration) {
 		m.cfg.SocketsEnded(n)
 	}
 
-	return m.searchAgain(len(orphans.Left), errors.Join(err, failed))
+	return m.searchAgain(len(orphans.Left), orphans.Passing, errors.Join(err, failed))
 }
 
 // searchAgain returns after what time to search again if so many backends were left, which sockets may close, connect anew, or
-// get stuck at when a route or a neighbour goes; or if the search failed, which it logs if that is new.
-func (m *HookMonitor) searchAgain(left int, err error) (rest time.Duration) {
+// get stuck at when a route or a neighbour goes, as those that pass now; or if the search failed, which it logs if that is new.
+func (m *HookMonitor) searchAgain(left, passing int, err error) (rest time.Duration) {
 	switch {
 	case err == nil:
 		m.unsearched = ""
@@ -376,6 +377,8 @@ func (m *HookMonitor) searchAgain(left int, err error) (rest time.Duration) {
 	case err.Error() != m.unsearched:
 		m.unsearched, m.searchRest = err.Error(), orphanInterval
 		m.cfg.Log.Error("some UDP sockets may stay with backends that are gone; trying again", "error", err)
+	case passing > 0:
+		m.searchRest = orphanInterval
 	default:
 		m.searchRest = min(2*m.searchRest, maxSearchRest)
 	}

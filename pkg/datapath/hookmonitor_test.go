@@ -131,7 +131,8 @@ func TestMissingFeatures(t *testing.T) {
 	}
 }
 
-// Sockets in network namespaces that the agent cannot enter are told once, and searched for less and less often.
+// Sockets in network namespaces that the agent cannot enter are told once, and searched for less and less often, unless there
+// are orphans elsewhere.
 func TestSearchesThatFail(t *testing.T) {
 	var log bytes.Buffer
 	m := NewHookMonitor(nil, HookMonitorConfig{Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -139,21 +140,24 @@ func TestSearchesThatFail(t *testing.T) {
 	_, same := DestroySocks([]maps.TranslatedSock{{Netns: 2}, {Netns: 1}})
 	_, other := DestroySocks([]maps.TranslatedSock{{Netns: 3}})
 	for i, step := range []struct {
-		left   int
-		err    error
-		rest   time.Duration
-		logged int
+		left, passing int
+		err           error
+		rest          time.Duration
+		logged        int
 	}{
-		{0, nil, 0, 0},
-		{2, nil, orphanInterval, 0},
-		{2, unnamed, orphanInterval, 1},
-		{2, same, 2 * orphanInterval, 1},
-		{2, unnamed, 4 * orphanInterval, 1},
-		{2, other, orphanInterval, 2},
-		{2, nil, orphanInterval, 2},
-		{2, unnamed, orphanInterval, 3},
+		{0, 0, nil, 0, 0},
+		{2, 2, nil, orphanInterval, 0},
+		{2, 0, unnamed, orphanInterval, 1},
+		{2, 0, same, 2 * orphanInterval, 1},
+		{2, 0, unnamed, 4 * orphanInterval, 1},
+		{2, 1, unnamed, orphanInterval, 1}, // and one in another namespace
+		{2, 1, unnamed, orphanInterval, 1},
+		{2, 0, unnamed, 2 * orphanInterval, 1},
+		{2, 0, other, orphanInterval, 2},
+		{1, 0, nil, orphanInterval, 2}, // its socket was ended
+		{2, 0, unnamed, orphanInterval, 3},
 	} {
-		if rest := m.searchAgain(step.left, step.err); rest != step.rest {
+		if rest := m.searchAgain(step.left, step.passing, step.err); rest != step.rest {
 			t.Errorf("step %d: the next search is after %v, want %v", i, rest, step.rest)
 		}
 		if n := strings.Count(log.String(), "level=ERROR"); n != step.logged {
@@ -161,7 +165,7 @@ func TestSearchesThatFail(t *testing.T) {
 		}
 	}
 	for range 20 {
-		m.searchAgain(2, unnamed)
+		m.searchAgain(2, 0, unnamed)
 	}
 	if m.searchRest != maxSearchRest {
 		t.Errorf("the rest is %v in the end, want %v", m.searchRest, maxSearchRest)

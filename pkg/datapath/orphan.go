@@ -18,11 +18,13 @@ import (
 // Orphans are the connected UDP sockets, of every network namespace, whose Service has left the backend that they
 // got: it is gone, or their original destination does not belong to the Service any more.
 type Orphans struct {
-	// Left are the addresses of the backends that they have dialled, where programs look for their datagrams; nil if
+	// Left are the addresses of the backends to which they are connected, where programs look for their datagrams; nil if
 	// they are not known.
 	Left map[maps.Addr]struct{}
 	// Stuck are those whose datagrams no program can lead to another backend, although there is one.
 	Stuck []maps.TranslatedSock
+	// Passing is how many are known not to be stuck: they may get so.
+	Passing int
 }
 
 // FindOrphans looks for orphans. It does not see sockets that Sluice did not translate, and unconnected ones. It
@@ -40,7 +42,7 @@ func (d *Datapath) FindOrphans() (Orphans, error) {
 	for _, sock := range orphans {
 		found.Left[sock.Peer] = struct{}{}
 	}
-	found.Stuck, err = d.stuck(orphans)
+	found.Stuck, found.Passing, err = d.stuck(orphans)
 
 	return found, err
 }
@@ -95,7 +97,7 @@ func eachNetns(socks []maps.TranslatedSock, visit func(inode uint64, socks []map
 	return errors.Join(append(errs, err)...)
 }
 
-// orphans returns the sockets whose Service has left the backend that they have dialled.
+// orphans returns the sockets whose Service has left the backend to which they are connected.
 func (d *Datapath) orphans(socks []maps.TranslatedSock) ([]maps.TranslatedSock, error) {
 	stays := make(map[maps.Translation]bool)
 	var orphans []maps.TranslatedSock
@@ -122,7 +124,7 @@ func (d *Datapath) orphans(socks []maps.TranslatedSock) ([]maps.TranslatedSock, 
 	return orphans, nil
 }
 
-// staysWith reports whether a socket belongs to the backend that it has dialled: it is the one that it got, or has
+// staysWith reports whether a socket belongs to the backend to which it is connected: it is the one that it got, or has
 // come back since.
 func (d *Datapath) staysWith(t maps.Translation) (bool, error) {
 	current, err := d.maps.IsCurrent(t, unix.IPPROTO_UDP, maps.ScopeInternal)
@@ -143,13 +145,12 @@ func (d *Datapath) staysWith(t maps.Translation) (bool, error) {
 }
 
 // stuck returns the orphans that have a backend, but whose datagrams pass no device, or only one that cannot lead
-// them there.
-func (d *Datapath) stuck(orphans []maps.TranslatedSock) ([]maps.TranslatedSock, error) {
+// them there, and how many others it could tell of.
+func (d *Datapath) stuck(orphans []maps.TranslatedSock) (stuck []maps.TranslatedSock, others int, _ error) {
 	own, err := node.NetnsInode()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	var stuck []maps.TranslatedSock
 	err = eachNetns(orphans, func(inode uint64, socks []maps.TranslatedSock) error {
 		passes := make(map[maps.Addr]bool)
 		for _, sock := range socks {
@@ -165,13 +166,15 @@ func (d *Datapath) stuck(orphans []maps.TranslatedSock) ([]maps.TranslatedSock, 
 			}
 			if anywhere && (!passes[sock.Peer] || inode == own && !elsewhere) {
 				stuck = append(stuck, sock)
+			} else {
+				others++
 			}
 		}
 
 		return nil
 	})
 
-	return stuck, err
+	return stuck, others, err
 }
 
 // hasBackend reports whether the original destination of a socket leads to a backend, and to one that has no address

@@ -59,18 +59,18 @@ func TestOrphans(t *testing.T) {
 	lab.Must(t, bound.SetOption(unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, deviceIndex(t, w.client.Namespace, "eth0")), bound.Connect(vip4))
 	orphans["a socket bound to a device"] = bound
 
-	mustFind(t, w, nil, 0) // all backends live
+	mustFind(t, w, nil, 0, 0) // all backends live
 	w.forget(t, slices.Concat(dying4.backends, dying6.backends, nowhere.backends)...)
 	w.publish(t, dying4)
 	left := []string{w.v4(0), w.v6(0)}
-	mustFind(t, w, left, 0) // there is no other backend
+	mustFind(t, w, left, 0, len(orphans)) // there is no other backend
 	w.add(t, service{id: dying4.id, proto: "udp", at: dying4.at, to: []string{w.v4(1)}})
 	w.add(t, service{id: dying6.id, proto: "udp", at: dying6.at, to: []string{w.v6(1)}})
 	inPod := len(orphans) - 3
-	mustFind(t, w, left, inPod) // packets of the node pass its bridge, as long as that knows the neighbour
+	mustFind(t, w, left, inPod, len(orphans)-inPod) // packets of the node pass its bridge, as long as that knows the neighbour
 	flushNeighbours(t, w)
-	mustEnd(t, w, mustFind(t, w, left, len(orphans)))
-	mustFind(t, w, nil, 0) // they are gone
+	mustEnd(t, w, mustFind(t, w, left, len(orphans), 0))
+	mustFind(t, w, nil, 0, 0) // they are gone
 
 	for name, s := range orphans {
 		t.Run("destroyed: "+name, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestOrphans(t *testing.T) {
 }
 
 // mustFind looks for orphans as the agent of the node does. It returns those that are stuck.
-func mustFind(t testing.TB, w *world, left []string, stuck int) []maps.TranslatedSock {
+func mustFind(t testing.TB, w *world, left []string, stuck, passing int) []maps.TranslatedSock {
 	t.Helper()
 	var found Orphans
 	lab.MustDo(t, w.node.Namespace, func() (err error) {
@@ -109,8 +109,8 @@ func mustFind(t testing.TB, w *world, left []string, stuck int) []maps.Translate
 	if diff := cmp.Diff(want, found.Left); diff != "" {
 		t.Fatalf("addresses that were left (-want +got):\n%s", diff)
 	}
-	if len(found.Stuck) != stuck {
-		t.Fatalf("%d sockets are stuck, want %d", len(found.Stuck), stuck)
+	if len(found.Stuck) != stuck || found.Passing != passing {
+		t.Fatalf("%d sockets are stuck, and %d are not, want %d and %d", len(found.Stuck), found.Passing, stuck, passing)
 	}
 
 	return found.Stuck
@@ -156,7 +156,7 @@ func TestOrphanConnectsAnew(t *testing.T) {
 	lab.Must(t, socket.Connect(vip))
 	w.publish(t, s, s.backends[1])
 	w.forget(t, s.backends[0])
-	mustEnd(t, w, mustFind(t, w, []string{w.v4(0)}, 1))
+	mustEnd(t, w, mustFind(t, w, []string{w.v4(0)}, 1, 0))
 
 	_, _, err := socket.Recv()
 	if lab.Errno(err) != unix.ECONNABORTED {
@@ -166,7 +166,7 @@ func TestOrphanConnectsAnew(t *testing.T) {
 	if name, from := ask(t, socket, ""); name != "green" || from != netip.MustParseAddrPort(vip) {
 		t.Errorf("%s answered from %s, want green from %s", name, from, vip)
 	}
-	mustFind(t, w, nil, 0)
+	mustFind(t, w, nil, 0, 0)
 }
 
 // A socket is an orphan although its backend exists, if the original destination does not belong to the Service any

@@ -71,7 +71,7 @@ func TestPins(t *testing.T) {
 		gone := w.named(t, s, first)
 		w.publish(t, s, s.without(gone)...)
 		w.forget(t, gone)
-		mustFind(t, w, nil, 0) // it is not connected
+		mustFind(t, w, nil, 0, 0) // it is not connected
 		second, from := ask(t, socket, dns)
 		if second == first || from.String() != dns {
 			t.Errorf("%s answered from %s, want not %s", second, from, first)
