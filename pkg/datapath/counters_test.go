@@ -17,7 +17,7 @@ import (
 // Agents come and go while programs count what clients dial: each opens the maps and begins to show the counts of Services, as a
 // restart or an upgrade does, and is scraped from its first moment on without pause. While it shows them, no counter falls,
 // or shows more than the clients have done since it began; and over all agents Prometheus computes no more connections than were
-// dialled. [github.com/sluice-lb/sluice/test/e2e.TestCountersOnlyGrow] has processes for agents.
+// begun. [github.com/sluice-lb/sluice/test/e2e.TestCountersOnlyGrow] has processes for agents.
 func TestCountersOfManyAgents(t *testing.T) {
 	const agents, rate = 50, 200
 	w := newWorld(t)
@@ -50,15 +50,15 @@ func TestCountersOfManyAgents(t *testing.T) {
 			}
 		}
 	}
-	dialled := 0
+	begun := 0
 	for _, load := range loads {
 		report, err := load.Stop()
 		lab.Must(t, err)
-		dialled += report.Started
+		begun += report.Started
 	}
-	t.Logf("%d agents, %d scrapes: %v of %d connections", agents, scrapes, shown, dialled)
-	if shown > float64(dialled) || shown < float64(dialled)/4 {
-		t.Errorf("all agents have shown %v connections, and %d were dialled", shown, dialled)
+	t.Logf("%d agents, %d scrapes: %v of %d connections", agents, scrapes, shown, begun)
+	if shown > float64(begun) || shown < float64(begun)/4 {
+		t.Errorf("all agents have shown %v connections, and %d were begun", shown, begun)
 	}
 }
 

@@ -111,7 +111,7 @@ func (m *DeviceMonitor) Run(ctx context.Context) error {
 			return nil
 		case t := <-trials:
 			trying = false
-			if m.judge(t) {
+			if m.endTrial(t) {
 				retry.Reset(0)
 			}
 
@@ -157,8 +157,8 @@ func (m *DeviceMonitor) Run(ctx context.Context) error {
 // unreachedUnknown is logged when a trial fails.
 const unreachedUnknown = "where packets pass that no program sees is not known"
 
-// judge ends a trial, and reports whether programs have to be attached again because of it.
-func (m *DeviceMonitor) judge(t *trial) (again bool) {
+// endTrial notes what a trial has found, and reports whether programs have to be attached again because of it.
+func (m *DeviceMonitor) endTrial(t *trial) (again bool) {
 	found, again, err := m.datapath.endTrial(t)
 	if err != nil {
 		m.cfg.Log.Error(unreachedUnknown, "error", err)

@@ -18,7 +18,7 @@ var judged = Packet{
 }
 
 // mustJudge returns what drops the packet of a connection at the hook OUTPUT, as text, after it has been compared with
-// what becomes of a real one.
+// what a real one meets.
 func mustJudge(t *testing.T, ns *lab.Namespace, p Packet) []string {
 	t.Helper()
 	_, found := mustReadNetfilter(t, ns)

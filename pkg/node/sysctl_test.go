@@ -193,7 +193,7 @@ func TestMasqueradePorts(t *testing.T) {
 		{name: "above ephemeral ports that begin early", ephemeral: "10000 40000", want: "40001-65535 and 1024-9999 (34511 ports)"},
 		{name: "between ephemeral ports and node ports", ephemeral: "1024 15000", want: "32768-65535 and 15001-29999 (47767 ports)"},
 		{name: "just enough below ephemeral ports", ephemeral: "5120 65535", want: "1024-5119 (4096 ports)"},
-		{name: "not what is reserved, where somebody listens", ephemeral: "32768 60999", reserved: "10249,10250", want: "10251-29999 and 1024-10248 (28974 ports)"},
+		{name: "not what is reserved, where a server listens", ephemeral: "32768 60999", reserved: "10249,10250", want: "10251-29999 and 1024-10248 (28974 ports)"},
 		{
 			name: "shared with sockets, where too few others are left", ephemeral: "5119 65535",
 			want: "32768-65535 and 1024-29999 (61744 ports)", problem: "sockets of the node get as well",
