@@ -46,6 +46,7 @@ func (p *places) take() (uint32, error) {
 			place := p.first()
 			if p.busy == nil || !p.busy(place) {
 				p.used++
+				p.use()
 
 				return place, nil
 			}
@@ -57,6 +58,7 @@ func (p *places) take() (uint32, error) {
 	}
 	p.next++
 	p.used++
+	p.use()
 
 	return p.next - 1, nil
 }
@@ -89,6 +91,7 @@ func (p *places) isVoid(place uint32) bool {
 func (p *places) untake(place uint32) {
 	p.free = slices.Insert(p.free, 0, place)
 	p.used--
+	p.freed++
 }
 
 // give frees places. Their next ids are of the next generation.
@@ -115,6 +118,7 @@ func (p *places) reclaim(id uint32) {
 		p.free = slices.DeleteFunc(p.free, p.isVoid) // so that the list is not longer than twice the free places
 	}
 	p.used++
+	p.use()
 	p.setGeneration(place, uint8(maps.Generation(id)))
 }
 

@@ -416,7 +416,7 @@ func (o *history) deleteAll() {
 		o.t.Errorf("left in the maps:\n%s", left)
 	}
 	r := o.r
-	left := len(r.services) + len(r.frontendIDs.have) + len(r.broken) + r.blocked.count + len(r.waiting) + r.due.Len() +
+	left := len(r.services) + len(r.frontendIDs.have) + len(r.broken) + r.blocked.count() + len(r.waiting) + r.due.Len() +
 		len(r.addrs.node) + len(r.addrs.frontends) + len(r.addrs.draining) + len(r.addrs.stale) + r.frontendPlaces.used + r.backendPlaces.used + r.poolPlaces.used + r.portPlaces.used +
 		r.spans.used + r.claims.Len() + len(r.retirement.queue)
 	if left > 0 {

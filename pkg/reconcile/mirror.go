@@ -17,19 +17,22 @@ type Writes struct {
 	Deletes uint64
 }
 
-// room records whether a map was full, and how many entries of it were freed since.
+// room records whether a map was full.
 type room struct {
-	wasFull bool
-	freed   int
+	refused bool // since the Service that is at work began
+	freed   int  // entries that were freed since the map was full last, and not used again
 }
 
 func (r *room) note(err error) error {
 	if errors.Is(err, maps.ErrFull) {
-		r.wasFull, r.freed = true, 0
+		r.refused, r.freed = true, 0
 	}
 
 	return err
 }
+
+// use records that an entry is used.
+func (r *room) use() { r.freed = max(r.freed-1, 0) }
 
 // managed is one of the maps, as far as all are alike.
 type managed interface {
@@ -89,6 +92,7 @@ func (t *table[K, V]) put(k K, v V, there bool) error {
 	t.writes.Puts++
 	if !there {
 		t.used++
+		t.use()
 	}
 
 	return nil
@@ -229,7 +233,7 @@ func (d *derived[K, V]) apply(now time.Time) error {
 	}
 	err := d.each(write, put)
 	failed := d.each(remove, d.unset)
-	if err != nil && d.wasFull && d.freed > 0 {
+	if errors.Is(err, maps.ErrFull) && d.freed > 0 {
 		err = d.each(write, put)
 	}
 	err = errors.Join(err, failed)

@@ -306,7 +306,7 @@ func (r *Reconciler) SetNodeAddrs(addrs map[netip.Addr]maps.AddrUse) {
 }
 
 // SetLeft sets the addresses of backends that their Services have left, and that connected UDP sockets have
-// dialled: programs lead the datagrams of these to other backends. Adopted entries stay until the first call.
+// dialed: programs lead the datagrams of these to other backends. Adopted entries stay until the first call.
 func (r *Reconciler) SetLeft(left map[maps.Addr]struct{}) { r.addrs.setLeft(left) }
 
 // SetDevices sets the devices of this node, by ifindex. Adopted entries stay until the first
@@ -412,7 +412,7 @@ func (r *Reconciler) Next() (time.Time, bool) {
 		return time.Time{}, true
 	}
 	times := make([]time.Time, 0, 8)
-	if r.blocked.count > 0 && r.freed() > 0 {
+	if r.blocked.haveRoom(r.rooms) {
 		times = append(times, r.blocked.tried.Add(roomPause))
 	}
 	if len(r.waiting) > 0 {
@@ -471,12 +471,9 @@ func (r *Reconciler) markAllDirty(again []*service) {
 // nextDue returns the Service whose turn it is, or nil. When no Service is due and a map that was
 // full has room again, Services that it blocked are due: as many as entries were freed, since each needs one at least.
 func (r *Reconciler) nextDue(now time.Time) *service {
-	if freed := r.freed(); r.due.Len() == 0 && r.blocked.count > 0 && freed > 0 && !now.Before(r.blocked.tried.Add(roomPause)) {
+	if r.due.Len() == 0 && !now.Before(r.blocked.tried.Add(roomPause)) && r.blocked.haveRoom(r.rooms) {
 		r.blocked.tried = now
-		r.markAllDirty(r.blocked.next(freed))
-		for _, room := range r.rooms {
-			room.wasFull, room.freed = room.wasFull && (room.freed == 0 || r.blocked.count > 0), 0
-		}
+		r.markAllDirty(r.blocked.next(r.rooms))
 	}
 	svc, ok := r.due.Next()
 	if ok {
@@ -484,18 +481,6 @@ func (r *Reconciler) nextDue(now time.Time) *service {
 	}
 
 	return svc
-}
-
-// freed returns how many entries were freed where there was no room.
-func (r *Reconciler) freed() int {
-	sum := 0
-	for _, room := range r.rooms {
-		if room.wasFull {
-			sum += room.freed
-		}
-	}
-
-	return sum
 }
 
 // names yields what was written to service_ports.
@@ -518,11 +503,15 @@ func (r *Reconciler) work(svc *service, now time.Time) error {
 	if svc.worker == nil {
 		svc.publishing, svc.failed = svc.dirty && svc.retry.isOver(now), false
 		if svc.publishing {
-			svc.dirty, svc.failures, svc.blocked, svc.lacksRanges = false, nil, false, false
+			svc.dirty, svc.failures, svc.blocked, svc.refused, svc.lacksRanges = false, nil, false, 0, false
 		}
 	}
 	before := len(svc.failures)
+	for _, room := range r.rooms {
+		room.refused = false
+	}
 	done, failed := r.run(svc, (*Reconciler).carryOut)
+	svc.refused |= refusedBy(r.rooms)
 	if failed != nil {
 		if failed.why == svc.panicked {
 			failed.stack = nil
@@ -545,9 +534,7 @@ func (r *Reconciler) work(svc *service, now time.Time) error {
 		svc.dirty = true
 		svc.retry.fail(now)
 		r.waiting.add(svc)
-		if svc.blocked {
-			r.blocked.add(svc)
-		}
+		r.blocked.add(svc)
 	case svc.again || len(svc.retiring[0])+len(svc.retiring[1]) > 0: // that came too late for this turn
 		r.enqueue(svc)
 	case !svc.dirty:

@@ -229,3 +229,56 @@ func TestRefusedServicesAreTriedSparingly(t *testing.T) {
 		t.Errorf("%d Services are programmed after one was deleted, want %d; and %d were refused again", programmed, fit, again)
 	}
 }
+
+// Services that lack source ranges do not keep those from their turn that lack frontends, of which some were freed.
+func TestFreedFrontendsAreForThoseThatLackThem(t *testing.T) {
+	const ranges, unranged = 4, 40
+	fakes, clock := maps.NewFakes(1<<20), newTestClock()
+	fakes.SourceRanges.Size = ranges
+	r := mustNew(t, fakes.Tables, clock)
+	apply := func() {
+		for range 20 {
+			if err := r.Apply(); err != nil && !errors.Is(err, maps.ErrFull) {
+				t.Fatal(err)
+			}
+			graces(r)
+		}
+	}
+	set := func(name lb.ServiceName, res lb.Resolution) lb.ServiceName {
+		r.Set(name, time.Time{}, res)
+		apply()
+
+		return name
+	}
+	first := set(tenant(1))
+	var lacking []lb.ServiceName
+	for n := range unranged {
+		h := newHeavy(1, ranges+1, 0, 0)
+		h.Name = lb.ServiceName{Namespace: fmt.Sprint("ns-", n), Name: "web"}
+		h.ClusterIPs[0] = netip.AddrFrom4([4]byte{10, 96, 1, byte(n)})
+		h.LoadBalancers[0].Addr = netip.AddrFrom4([4]byte{192, 0, 2, byte(n)})
+		lacking = append(lacking, set(h.Name, h.resolve()))
+	}
+	fakes.FrontendIDs.Size = len(fakes.FrontendIDs.Entries)
+	last := set(tenant(2))
+	if status, _ := r.Status(last); status.Programmed {
+		t.Fatal("there is room for the last Service")
+	}
+	clock.pass(roomPause) // every backoff was that long
+	apply()
+	clock.pass(roomPause / 2) // no backoff is over
+	r.Delete(first)
+	apply()
+	clock.pass(roomPause / 2)
+	apply()
+	if status, _ := r.Status(last); !status.Programmed {
+		t.Errorf("frontends were freed, and the Service that lacks some has none: %v", status.Failures)
+	}
+	for _, name := range append(lacking, last) {
+		r.Delete(name)
+	}
+	apply()
+	if n := r.blocked.count(); n != 0 {
+		t.Errorf("%d Services that are gone wait for room", n)
+	}
+}

@@ -20,9 +20,8 @@ type service struct {
 	wanted  bool // it was Set, and has not been deleted
 	adopted bool // found in the maps, and no plan has replaced that yet
 
-	queued    bool // in Reconciler.due
-	lacksRoom bool // see blocked
-	hasTurn   bool // in the turns of blocked
+	queued bool // in Reconciler.due
+	lacks  lack // in the turns of blocked; zero: in none
 
 	plan  *plan   // the last one of which all claims are entered
 	ports []*port // in the maps
@@ -44,6 +43,7 @@ type work struct {
 	place       int // in Reconciler.waiting, from 1 on; 0: it does not wait
 	failures    []Failure
 	blocked     bool   // a map was full
+	refused     lack   // which maps were
 	lacksRanges bool   // that was source_ranges
 	panicked    string // the last panic, of which the stack was reported
 

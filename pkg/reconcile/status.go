@@ -141,7 +141,7 @@ type holders struct{ ofFrontends, ofRanges string }
 
 // holders returns them, if some Service waits for room. It calls pause between steps, and ends if that returns false.
 func (r *Reconciler) holders(pause func() bool) (most holders) {
-	if r.blocked.count == 0 {
+	if r.blocked.count() == 0 {
 		return most
 	}
 	n, frontends, ranges := 0, make(map[string]int), make(map[string]int)

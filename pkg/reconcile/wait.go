@@ -65,46 +65,90 @@ func (w *waiting) Pop() any {
 // takes many slices, and as a rule it is refused again.
 const roomPause = time.Second
 
+// lack is a set of maps without room: a bit for each of Reconciler.rooms.
+type lack uint16
+
+// refusedBy returns which maps have had no room since the Service that is at work began.
+func refusedBy(rooms []*room) (l lack) {
+	for i, room := range rooms {
+		if room.refused {
+			l |= 1 << i
+		}
+	}
+
+	return l
+}
+
 // blocked are the Services for which there was no room. They also wait for their backoff.
 type blocked struct {
-	turns queue.Turns[*service] // by namespace; some do not lack room any more
-	count int                   // of those that do
-	tried time.Time             // when Services were tried last, because there was room
+	turns map[lack]*queue.Turns[*service] // by what they lack, then by namespace
+	tried time.Time                       // when Services were tried last, because there was room
 }
 
-// add records that there was no room for a Service.
+// count returns how many there are.
+func (b *blocked) count() (n int) {
+	for _, turns := range b.turns {
+		n += turns.Len()
+	}
+
+	return n
+}
+
+// add records that there was no room for a Service, if that is why it has failed.
 func (b *blocked) add(svc *service) {
-	if svc.lacksRoom {
+	if svc.lacks == svc.refused {
 		return
 	}
-	svc.lacksRoom = true
-	b.count++
-	if !svc.hasTurn {
-		svc.hasTurn = true
-		b.turns.Add(svc.name.Namespace, svc)
+	b.remove(svc)
+	if svc.lacks = svc.refused; svc.lacks == 0 {
+		return
 	}
-}
-
-// remove records that a Service does not lack room, or is about to be tried.
-func (b *blocked) remove(svc *service) {
-	if svc.lacksRoom {
-		svc.lacksRoom = false
-		b.count--
-	}
-}
-
-// next removes some of the Services and returns them, one of each namespace after the other.
-func (b *blocked) next(most int) []*service {
-	var next []*service
-	for len(next) < most {
-		svc, ok := b.turns.Next()
-		if !ok {
-			break
+	if b.turns[svc.lacks] == nil {
+		if b.turns == nil {
+			b.turns = make(map[lack]*queue.Turns[*service])
 		}
-		svc.hasTurn = false
-		if svc.lacksRoom {
-			b.remove(svc)
-			next = append(next, svc)
+		b.turns[svc.lacks] = &queue.Turns[*service]{}
+	}
+	b.turns[svc.lacks].Add(svc.name.Namespace, svc)
+}
+
+// remove records that a Service does not lack room.
+func (b *blocked) remove(svc *service) {
+	if svc.lacks != 0 {
+		b.turns[svc.lacks].Remove(svc.name.Namespace, svc)
+		svc.lacks = 0
+	}
+}
+
+// haveRoom reports whether a map has room that a Service lacks.
+func (b *blocked) haveRoom(rooms []*room) bool {
+	for lacks, turns := range b.turns {
+		for i, room := range rooms {
+			if turns.Len() > 0 && lacks&(1<<i) != 0 && room.freed > 0 {
+				return true
+			}
+		}
+	}
+
+	return false
+}
+
+// next removes as many Services that lack a map as entries of it were freed, and returns them: of those that lack the same
+// maps, one of each namespace after the other.
+func (b *blocked) next(rooms []*room) []*service {
+	var next []*service
+	used := make([]int, len(rooms))
+	for lacks, turns := range b.turns {
+		for i, room := range rooms {
+			for lacks&(1<<i) != 0 && used[i] < room.freed {
+				svc, ok := turns.Next()
+				if !ok {
+					break
+				}
+				svc.lacks = 0
+				used[i]++
+				next = append(next, svc)
+			}
 		}
 	}
 
