@@ -143,6 +143,7 @@ type outdated struct {
 	name     string
 	from, to *ebpf.Map
 	copied   map[uint64]uint64 // hashes of the keys that were copied, and of their values then
+	full     int               // for how many there was no room when they were copied last
 }
 
 // findOutdated opens the hash maps of another version that this version does not share.
@@ -210,15 +211,16 @@ func (p *Pinned) CopyState() error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("map %s of another version: %w", o.name, err))
 		}
-		if full > 0 {
+		if full > o.full {
 			p.leftBehind = append(p.leftBehind, fmt.Sprintf("map %s is full: %d entries of another version are left behind", o.name, full))
 		}
+		o.full = full
 	}
 
 	return errors.Join(errs...)
 }
 
-// LeftBehind returns what [Pinned.CopyState] had no room for since it was last called.
+// LeftBehind returns what [Pinned.CopyState] had no room for since it was last called, where that has become more.
 func (p *Pinned) LeftBehind() []string {
 	p.inheriting.Lock()
 	defer p.inheriting.Unlock()
@@ -281,7 +283,10 @@ func (o *outdated) copyMissing() (full int, err error) {
 				err := o.to.Update(key, target, ebpf.UpdateNoExist)
 				if errors.Is(err, unix.E2BIG) {
 					full++
-				} else if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+
+					continue // there may be room later
+				}
+				if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 					return full, fmt.Errorf("write: %w", err)
 				}
 			}

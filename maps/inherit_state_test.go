@@ -200,7 +200,8 @@ func TestStateIsCopied(t *testing.T) {
 	}
 }
 
-// Entries of another version for which there is no room are left behind, told once, and keep nothing from starting.
+// Entries of another version for which there is no room are left behind until there is, told once, and keep nothing from
+// starting. The counts of all service ports have room.
 func TestStateWithoutRoom(t *testing.T) {
 	root := lab.MustBPFRoot(t)
 	other := mustBeOtherState(t, mustCreate(t, root, small()), root)
@@ -208,15 +209,36 @@ func TestStateWithoutRoom(t *testing.T) {
 	for port := range uint32(40) {
 		lab.Must(t, old.Put(bytesOf(RefusalKey{ServicePortId: port + 1}, old.KeySize()), make([]byte, old.ValueSize())))
 	}
+	ofAll := RefusalKey{ServicePortId: AllServicePorts, Reason: uint32(ReasonRejectNoBackend)}
+	lab.Must(t, old.Put(bytesOf(ofAll, old.KeySize()), bytesOf(uint64(7), old.ValueSize())))
 	p := mustCreate(t, root, small())
 	room := p.Stats.Capacity() - (int(reasonCount) - 2) // beside those of AllServicePorts
 	want := fmt.Sprintf("map refusals is full: %d entries of another version are left behind", 40-room)
 	if left := p.LeftBehind(); len(left) != 1 || left[0] != want {
 		t.Errorf("of 40 entries in a map with room for %d: %q, want %q", room, left, want)
 	}
+	mustHave(t, p.Stats.refusals, ofAll, 7)
 	lab.Must(t, p.CopyState())
 	if left := p.LeftBehind(); left != nil {
 		t.Errorf("it is told again: %q", left)
+	}
+	have := func() (ports []uint32) {
+		for e, err := range p.Stats.refusals.All() {
+			lab.Must(t, err)
+			if e.Key.ServicePortId != AllServicePorts {
+				ports = append(ports, e.Key.ServicePortId)
+			}
+		}
+
+		return ports
+	}
+	ended := have()[:3]
+	for _, port := range ended {
+		lab.Must(t, p.Stats.refusals.Delete(RefusalKey{ServicePortId: port}))
+	}
+	lab.Must(t, p.CopyState())
+	if now := have(); len(now) != room || slices.ContainsFunc(now, func(port uint32) bool { return slices.Contains(ended, port) }) {
+		t.Errorf("when %v have ended, there are %v, want %d others", ended, now, room)
 	}
 	lab.Must(t, p.EndInheriting())
 }

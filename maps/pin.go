@@ -199,7 +199,7 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(p.reserveState(opts), p.Stats.countAll(), p.findOutdated(), p.CopyState()); err != nil {
+	if err := errors.Join(p.reserveState(opts), p.findOutdated(), p.countAll(), p.CopyState()); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 

@@ -1,10 +1,12 @@
 package maps
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -69,16 +71,27 @@ type Stats struct {
 	ended map[StatKey]uint64 // not yet taken by Ended; nil before its first call
 }
 
-// countAll makes the entries of [AllServicePorts], for each reason: programs find no room for them when they need them.
-func (s *Stats) countAll() error {
+// countAll makes the entries of [AllServicePorts], for each reason, with the counts of another version of the state: programs
+// find no room for them when they need them, nor does [Pinned.CopyState] when it has copied all others.
+func (p *Pinned) countAll() error {
+	refusals := p.Stats.refusals
+	at := slices.IndexFunc(p.outdated, func(o *outdated) bool { return o.name == NameRefusals })
 	for reason := range uint32(reasonCount) {
 		if r := Reason(reason); r == ReasonNext || r == ReasonTranslated {
 			continue
 		}
 		key := RefusalKey{ServicePortId: AllServicePorts, Reason: reason}
-		_, there, err := s.refusals.Lookup(key)
+		_, there, err := refusals.Lookup(key)
 		if err == nil && !there {
-			err = s.refusals.Put(key, 0)
+			var former []byte
+			if at >= 0 {
+				former, err = p.outdated[at].from.LookupBytes(key)
+			}
+			var n uint64
+			if len(former) >= 8 {
+				n = binary.NativeEndian.Uint64(former)
+			}
+			err = errors.Join(err, refusals.Put(key, n))
 		}
 		if err != nil && !errors.Is(err, ErrFull) {
 			return err
