@@ -283,7 +283,7 @@ func (f *SourceFilter) Begin(now uint64) SourceSweep {
 func (s SourceSweep) Idle() bool { return len(s.old) == 0 }
 
 // Keep keeps the cells of an entry that exists: that of its port, and for packets to a backend, that of all ports of the client
-// as well, which a program writes when the flow is confirmed. The packets to the backend that a socket has dialled
+// as well, which a program writes when the flow is confirmed. The packets to the backend that a socket has dialed
 // look for the cell of its answers, when the connection was re-steered.
 func (s SourceSweep) Keep(k FlowKey, f *Flow) {
 	if k.Hook == HookEgress {

@@ -113,8 +113,8 @@ const IndexBits = uint32(abiIdLayoutINDEX_BITS)
 // MaxServicePorts is the number of service ports that can be counted, and can therefore have ids.
 const MaxServicePorts = int(abiChunkMAX_COUNT_CHUNKS) * int(abiChunkCHUNK_COUNTS)
 
-// The entries that frontend_ids has room for: one for each bytesPerFrontend of the machine's memory, so that its
-// empty buckets take at most some 0.4 % of that.
+// The entries that frontend_ids has room for: about one for each bytesPerFrontend of the machine's memory, so that its empty
+// buckets, of 16 bytes, take some half a percent of that; those of minFrontends are 8 MiB.
 const (
 	bytesPerFrontend = 4096
 	minFrontends     = 1 << 19

@@ -16,8 +16,9 @@ const agentMemory = 128 << 20
 // Need returns how many bytes of memory an agent takes at its start, with flow tables of that size.
 func Need(flowMemory uint64) uint64 { return flowMemory + agentMemory }
 
-// NeededFiles is how many files an agent has open that has programs at hundreds of devices, and Services enough to fill
-// the arrays of its maps. LeastFiles is what it has open in a small cluster, with room for requests.
+// NeededFiles is how many files an agent has open that has programs at hundreds of devices, and 100,000 Services of
+// the usual kind: each chunk of an array is one. A thousand pools that hash, of which each takes a chunk of slots, add a
+// thousand. LeastFiles is what it has open in a small cluster, with room for requests.
 const (
 	NeededFiles = 8192
 	LeastFiles  = 1024

@@ -48,7 +48,7 @@ func (c Config) Validate() error {
 	t := c.Tables
 	if t.FrontendIDs == nil || t.Frontends == nil || t.Pools == nil || t.Slots == nil || t.Backends == nil ||
 		t.ServicePorts == nil || t.Addrs == nil || t.AddrFilter == nil || t.PortFilter == nil || t.Devices == nil || t.SourceRanges == nil ||
-		t.ServiceCIDRs == nil || t.CIDRCovers == nil || t.LocalCIDRs == nil || t.OptedOut == nil || t.Loads.Array == nil || t.Health == nil || t.Counts == nil {
+		t.ServiceCIDRs == nil || t.CIDRCovers == nil || t.LocalCIDRs == nil || t.OptedOut == nil || t.Loads.Array == nil || t.Health == nil || t.Counts == nil || t.Heartbeat == nil {
 		return errors.New("reconcile: a map is missing")
 	}
 	if c.Slice < 0 {
