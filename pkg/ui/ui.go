@@ -3,6 +3,7 @@
 package ui
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -14,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"regexp"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-lb/sluice/pkg/health"
@@ -30,10 +32,21 @@ type Server struct {
 	listener net.Listener
 	token    string
 	turn     chan struct{} // taken by who collects
-	// last is the last picture, until rest the newest that there is: collecting has to cost nodes and the API server little.
-	last *Picture
+	last     atomic.Pointer[kept]
+}
+
+// kept is the last picture, and until when it is the newest that there is: collecting has to cost nodes and the API server
+// little.
+type kept struct {
+	Picture
 	rest time.Time
 }
+
+// isNewTo reports whether there is a picture, and a browser that has the one of a time does not have it.
+func (k *kept) isNewTo(at string) bool { return k != nil && k.Time.Format(time.RFC3339Nano) != at }
+
+// rests reports whether there is a picture, and it is not yet time for the next.
+func (k *kept) rests() bool { return k != nil && time.Until(k.rest) > 0 }
 
 // restFactor is how much longer than it took to collect a picture none is collected afterwards.
 const restFactor = 5
@@ -53,7 +66,7 @@ func (s *Server) URL() string { return "http://" + s.listener.Addr().String() + 
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: s.handler(ctx), ReadHeaderTimeout: 10 * time.Second}
 	if err := health.ServeUntil(ctx, server, s.listener); err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
@@ -62,15 +75,16 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // handler answers requests that have the token, and name this server as the host: a page of another site that
-// had its name lead to 127.0.0.1 would name that site. It allows no other site to read the answers.
-func (s *Server) handler() http.Handler {
+// had its name lead to 127.0.0.1 would name that site. It allows no other site to read the answers. Pictures are collected
+// until ctx ends.
+func (s *Server) handler(ctx context.Context) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		w.Header().Set("Content-Security-Policy", policy)
 		_, _ = w.Write(page) // or the browser has gone
 	})
-	mux.HandleFunc("GET /picture", s.picture)
+	mux.HandleFunc("GET /picture", func(w http.ResponseWriter, r *http.Request) { s.picture(ctx, w, r) })
 
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		known := subtle.ConstantTimeCompare([]byte(r.URL.Query().Get("token")), []byte(s.token)) == 1
@@ -89,35 +103,49 @@ func (s *Server) handler() http.Handler {
 }
 
 // picture answers with a picture that the browser does not have yet: after names the one that it has by its time. Several
-// browsers take turns, and get the same.
-func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
+// browsers take turns, and get the same; one that has no picture gets the last one at once while the nodes rest or are asked.
+// A picture that is being collected is for all browsers: it does not matter if the one that began it has gone.
+func (s *Server) picture(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	after := r.URL.Query().Get("after")
+	if last := s.last.Load(); last.isNewTo(after) && (last.rests() || len(s.turn) > 0) {
+		last.answer(w)
+
+		return
+	}
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
 	case <-r.Context().Done():
 		return
 	}
-	wait := time.Until(s.rest)
-	if s.last == nil || wait <= 0 || r.URL.Query().Get("after") == s.last.Time.Format(time.RFC3339Nano) {
-		select {
-		case <-time.After(wait):
-		case <-r.Context().Done():
-			return
+	last := s.last.Load() // it may be another one by now
+	if !last.isNewTo(after) || !last.rests() {
+		if last.rests() {
+			select {
+			case <-time.After(time.Until(last.rest)):
+			case <-r.Context().Done():
+				return
+			}
 		}
 		begun := time.Now()
-		picture, err := s.Collect(r.Context())
-		rest := restFactor * time.Since(begun)
-		picture.Rest = rest.Milliseconds()
-		s.last, s.rest = &picture, time.Now().Add(rest)
-		if err != nil {
-			s.last = nil
+		picture, err := s.Collect(ctx)
+		if err := cmp.Or(err, ctx.Err()); err != nil {
 			http.Error(w, err.Error(), http.StatusBadGateway)
 
 			return
 		}
+		last = &kept{picture, time.Now().Add(restFactor * time.Since(begun))}
+		s.last.Store(last)
 	}
+	last.answer(w)
+}
+
+// answer sends a picture, with the rest that is left.
+func (k *kept) answer(w http.ResponseWriter) {
+	picture := k.Picture
+	picture.Rest = max(0, time.Until(k.rest)).Milliseconds()
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(s.last) // or the browser has gone
+	_ = json.NewEncoder(w).Encode(picture) // or the browser has gone
 }
 
 // policy lets the page run its own script and style, and ask this server, and nothing else.

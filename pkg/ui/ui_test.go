@@ -191,3 +191,75 @@ func TestPicturesRest(t *testing.T) {
 		}
 	}
 }
+
+// A picture is collected for all browsers: it is whole, and kept, also when the one for which it was begun goes away. While the
+// next one is collected, and after it has failed, a browser that has none gets the last one, and nothing rests after an error.
+func TestPictureOfABrowserThatHasGone(t *testing.T) {
+	begun, collected := make(chan bool), make(chan error)
+	s := mustServe(t, func(ctx context.Context) (Picture, error) {
+		select {
+		case begun <- true:
+		case <-ctx.Done():
+		}
+		select {
+		case err := <-collected:
+			return Picture{Time: time.Unix(1, 0).UTC(), Nodes: []Node{{Name: "node-1"}}}, err
+		case <-ctx.Done():
+			return Picture{Nodes: []Node{{Name: "node-1", Problem: "no answer: " + ctx.Err().Error()}}}, nil
+		}
+	})
+	url := strings.Replace(s.URL(), "/?", "/picture?", 1)
+	mustBeWhole := func(when string) {
+		t.Helper()
+		if code, text, _ := get(t, url, ""); code != 200 || !strings.Contains(text, `{"name":"node-1"}`) {
+			t.Fatalf("%s it is %d %s, want a picture without a problem", when, code, text)
+		}
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	lab.Must(t, err)
+	gone := make(chan error)
+	go func() {
+		_, err := http.DefaultClient.Do(request)
+		gone <- err
+	}()
+	<-begun
+	leave()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Fatalf("the browser got an answer: %v", err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { // the server has noticed that the browser has gone
+		select {
+		case collected <- nil:
+		case <-begun:
+			t.Error("the picture is collected anew")
+			collected <- nil
+		}
+	})
+	mustBeWhole("after the browser has gone")
+
+	failed := make(chan int)
+	go func() {
+		code, _, _ := get(t, url+"&after=1970-01-01T00:00:01Z", "")
+		failed <- code
+	}()
+	<-begun
+	mustBeWhole("during the next")
+	collected <- errors.New("refused")
+	if code := <-failed; code != 502 {
+		t.Errorf("a picture that cannot be collected is answered with %d, want 502", code)
+	}
+	if s.last.Load().rests() {
+		t.Error("nodes rest after an error")
+	}
+	go func() {
+		code, _, _ := get(t, url+"&after=1970-01-01T00:00:01Z", "")
+		failed <- code
+	}()
+	<-begun
+	mustBeWhole("after an error")
+	collected <- nil
+	if code := <-failed; code != 200 {
+		t.Errorf("after an error it is %d, want 200", code)
+	}
+}
