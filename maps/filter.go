@@ -237,8 +237,11 @@ type Heartbeat struct{ shared[uint64] }
 // Beat notes that the agent runs.
 func (h *Heartbeat) Beat() { atomic.StoreUint64(&h.values[0], Now()) }
 
-// LastBeat returns when the agent last ran, or the zero time if none has since the map was made.
+// LastBeat returns when the agent last ran, or the zero time if none has since the map was made, or there is no map.
 func (h *Heartbeat) LastBeat() time.Time {
+	if len(h.values) == 0 {
+		return time.Time{}
+	}
 	beat := atomic.LoadUint64(&h.values[0])
 	if beat == 0 {
 		return time.Time{}

@@ -258,12 +258,16 @@ func checkPins(root string, specs map[string]*ebpf.MapSpec) error {
 }
 
 // Load opens the maps that an agent has pinned below root. It returns an error wrapping
-// [fs.ErrNotExist] if one is missing, and [ErrStale] if one has another layout. The caller closes
-// the result.
+// [fs.ErrNotExist] if one is missing, and [ErrStale] if one has another layout. The heartbeat may be
+// missing: not every agent with these maps has one. The caller closes the result.
 func Load(root string) (*Pinned, error) {
 	specs, err := mapSpecs()
 	if err != nil {
 		return nil, err
+	}
+
+	if _, err := os.Lstat(PinOf(root, NameHeartbeat)); errors.Is(err, fs.ErrNotExist) {
+		delete(specs, NameHeartbeat)
 	}
 
 	return open(root, specs, 0, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
@@ -343,7 +347,11 @@ func (p *Pinned) mapFilters() error {
 	sources, errSources := mapShared[uint32](p.byName[NameSourceFilter], NameSourceFilter)
 	usage, errUsage := mapShared[int64](p.byName[NameFlowUsage], NameFlowUsage)
 	listeners, errListeners := mapShared[uint64](p.byName[NameListeners], NameListeners)
-	heartbeat, errHeartbeat := mapShared[uint64](p.byName[NameHeartbeat], NameHeartbeat)
+	var heartbeat shared[uint64]
+	var errHeartbeat error
+	if m := p.byName[NameHeartbeat]; m != nil {
+		heartbeat, errHeartbeat = mapShared[uint64](m, NameHeartbeat)
+	}
 	p.AddrFilter, p.CIDRCovers = newAddrFilter(addrs), newCIDRCovers(covers)
 	p.PortFilter, p.SourceFilter = &PortFilter{ports}, &SourceFilter{sources}
 	p.FlowUsage, p.listeners, p.Heartbeat = &FlowUsage{usage}, listeners, &Heartbeat{heartbeat}

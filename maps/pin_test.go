@@ -66,6 +66,16 @@ func TestHeartbeat(t *testing.T) {
 	if d := before.Sub(later.Heartbeat.LastBeat()); d < -10*time.Millisecond || d > 10*time.Millisecond {
 		t.Errorf("the last beat is %v off", d)
 	}
+
+	lab.Must(t, os.Remove(PinOf(root, NameHeartbeat)))
+	without, err := Load(root)
+	if err != nil {
+		t.Fatalf("maps of an agent without a heartbeat: %v", err)
+	}
+	defer without.Close()
+	if at := without.Heartbeat.LastBeat(); !at.IsZero() {
+		t.Errorf("without a heartbeat an agent last ran at %v, want it unknown", at)
+	}
 }
 
 func TestCreateAdopts(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -105,6 +106,21 @@ func TestFlows(t *testing.T) {
 	}
 	if _, err := runVerb(root+"-nosuch", "flows"); err == nil || !strings.Contains(err.Error(), "nothing is programmed") {
 		t.Errorf("without maps: %v", err)
+	}
+}
+
+// A node whose maps are of another build is not one on which nothing is programmed.
+func TestMapsOfAnotherBuild(t *testing.T) {
+	root := t.TempDir()
+	lab.Must(t, os.Mkdir(root+"/v3", 0o700))
+	if _, err := runVerb(root, "flows"); err == nil || !strings.Contains(err.Error(), "another build") {
+		t.Errorf("flows: %v, want that the maps are of another build", err)
+	}
+	out, err := runVerb(root, "--socket", root+"/nosuch", "status")
+	for _, want := range []string{"not running: what is programmed stays in force", "programs without an agent", "not known: maps of another build"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("status (%v) is\n%swant %q in it", err, out, want)
+		}
 	}
 }
 

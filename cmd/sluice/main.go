@@ -130,11 +130,17 @@ func addPodLogs(cmd *cobra.Command, folder *string) {
 // load returns the maps that are pinned, which the caller closes.
 func (p *places) load() (*maps.Pinned, error) {
 	pinned, err := maps.Load(p.bpfRoot)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("nothing is programmed: %w", err)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return pinned, err
+	}
+	switch folders, errFolders := maps.Folders(p.bpfRoot); {
+	case errFolders != nil:
+		return nil, errFolders
+	case len(folders) > 0:
+		return nil, fmt.Errorf("this node is programmed by another build of Sluice, whose maps this one does not know: %w", err)
 	}
 
-	return pinned, err
+	return nil, fmt.Errorf("nothing is programmed: %w", err)
 }
 
 // cgroup returns --cgroup-root, which must be a cgroup2, or the widest one that is mounted.

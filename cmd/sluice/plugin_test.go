@@ -35,10 +35,13 @@ func TestClusterStatus(t *testing.T) {
 		answer("c", `,"version":"v2","throughStack":"a firewall drops","errors":[{"service":"shop/web","error":"no room"}]`),
 		answer("d", `,"errors":[{"service":"shop/web","error":"no room"}]`),
 		answer("e", `,"synced":false`),
-		{Node: "f", Out: `{"running":false}`, Code: 1},
+		{Node: "f", Out: `{"running":false,"hooks":[{"name":"connect4","problem":"not attached"}],"devices":[{"name":"lo"}]}`, Code: 1},
 		{Node: "g", Out: `{"running":false,"maps":[{"name":"addrs"}],"lastRan":"2026-01-02T03:30:00Z"}`, Code: 1},
 		{Node: "h", Code: 2, Err: errors.New("refused")},
 		{Node: "i", Code: 1, Errors: "sluice: no BTF\n"},
+		{Node: "j", Out: `{"running":false,"hooks":[{}]}`, Code: 1},
+		{Node: "k", Out: `{"running":false,"devices":[{"attached":"tcx"}]}`, Code: 1},
+		{Node: "l", Out: `{"running":false,"mapFolders":["/sys/fs/bpf/sluice/v3"]}`, Code: 1},
 	}, time.Date(2026, 1, 2, 4, 0, 0, 0, time.UTC))
 	want := `NODE   AGENT         UP       SERVICES   HOOKS   DEVICES   FLOWS   STATE
 a      v1            1h0m0s   3          1       1         10 %    ok
@@ -46,12 +49,16 @@ b      v1            1h0m0s   3          1       1         10 %    ok
 c      v2            1h0m0s   3          1       1         10 %    NOT WELL, see below
 d      v1            1h0m0s   3          1       1         10 %    NOT WELL, see below
 e      v1            1h0m0s   3          1       1         10 %    waiting for Services
-f      not running   -        -          0       0         0 %     no agent, and nothing is programmed
+f      not running   -        -          1       0         0 %     no agent, and nothing is programmed
 g      not running   -        -          0       0         0 %     NO AGENT: programs without an agent since 2026-01-02T03:30:00Z (30m0s)
 h      -             -        -          -       -         -       NO ANSWER: refused
 i      -             -        -          -       -         -       sluice: no BTF
+j      not running   -        -          1       0         0 %     NO AGENT: programs without an agent
+k      not running   -        -          0       1         0 %     NO AGENT: programs without an agent
+l      not running   -        -          0       0         0 %     NO AGENT: programs without an agent
 
 c, d: Service shop/web: no room
+f: hook connect4: not attached
 differs: version: v1 on a, b, d, e; v2 on c
 differs: forwarding: past the stack on a, b, d, e; stack, because a firewall drops on c
 `

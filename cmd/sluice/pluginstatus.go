@@ -123,7 +123,7 @@ func (s nodeStatus) state(now time.Time) string {
 	switch {
 	case s.Hung != "":
 		return "THE AGENT DOES NOT ANSWER: what is programmed stays in force"
-	case !s.Running && len(s.Maps) == 0:
+	case !s.Running && s.NothingProgrammed():
 		return "no agent, and nothing is programmed"
 	case !s.Running:
 		return "NO AGENT: " + status.WithoutAgent(s.LastRan, now)

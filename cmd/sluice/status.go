@@ -127,7 +127,7 @@ func drawAgent(t *table, s status.Status) {
 	switch {
 	case s.Hung != "":
 		t.note("agent     " + s.Hung + ": what is programmed stays in force, changes are not followed")
-	case !s.Running && len(s.Maps) == 0:
+	case !s.Running && s.NothingProgrammed():
 		t.note("agent     not running, and nothing is programmed")
 	case !s.Running:
 		t.note("agent     not running: what is programmed stays in force, changes are not followed; " + status.WithoutAgent(s.LastRan, time.Now()))

@@ -64,7 +64,7 @@ var judged = []struct {
 }
 
 // facts are the fields of a status by which nothing can be wrong.
-var facts = strings.Fields("Version Node Source Started LastRan CgroupRoot BPFRoot MasqueradePorts Services Maps Counts Writes")
+var facts = strings.Fields("Version Node Source Started LastRan CgroupRoot BPFRoot MasqueradePorts Services Maps MapFolders Counts Writes")
 
 func ofDevice(problem string) func(*status.Status) {
 	return func(s *status.Status) { s.Devices = []datapath.DeviceState{{Name: "eth0", Problem: problem}} }

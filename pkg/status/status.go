@@ -75,7 +75,9 @@ type Status struct {
 	Silence map[string]time.Duration `json:"silence,omitempty"`
 	// Files are those that the agent has open.
 	Files datapath.Files `json:"files,omitzero"`
-	// Unread is what could not be found out, although the agent has answered, with why.
+	// MapFolders are the folders of maps below BPFRoot, if no agent has answered: they may be of builds with other maps.
+	MapFolders []string `json:"mapFolders,omitempty"`
+	// Unread is what could not be found out, although the agent has answered or its maps are there, with why.
 	Unread []string `json:"unread,omitempty"`
 
 	Services int               `json:"services"`
@@ -120,8 +122,15 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 	if status.Others, err = datapath.Others(bpfRoot, cgroupRoot); err != nil {
 		return status, err
 	}
+	if status.MapFolders, err = maps.Folders(bpfRoot); err != nil {
+		return status, err
+	}
 	pinned, err := maps.Load(bpfRoot)
 	if errors.Is(err, fs.ErrNotExist) {
+		if len(status.MapFolders) > 0 {
+			status.Unread = []string{"maps of another build: " + err.Error()}
+		}
+
 		return status, nil
 	}
 	if err != nil {
@@ -134,6 +143,13 @@ func KernelStatus(ctx context.Context, bpfRoot, cgroupRoot string) (Status, erro
 	}
 
 	return status, status.readMaps(pinned)
+}
+
+// NothingProgrammed reports whether a node without an agent has no maps, of any build, and no programs of Sluice.
+func (s Status) NothingProgrammed() bool {
+	return len(s.Maps) == 0 && len(s.MapFolders) == 0 &&
+		!slices.ContainsFunc(s.Hooks, func(h datapath.HookState) bool { return h.Problem == "" }) &&
+		!slices.ContainsFunc(s.Devices, func(d datapath.DeviceState) bool { return d.Attached != "" })
 }
 
 // WithoutAgent is what is wrong with a node that has programs and no agent, which last ran at this time; zero if that is
