@@ -213,7 +213,11 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, dp.Close()) }()
+		defer func() {
+			if !errors.Is(err, errGoesOn) { // what goes on may read maps, in memory that Close takes away
+				err = errors.Join(err, dp.Close())
+			}
+		}()
 
 		return runOn(ctx, cfg, dp, lock, p)
 	})
@@ -320,7 +324,30 @@ func runOn(ctx context.Context, cfg Config, dp *datapath.Datapath, lock *datapat
 	}
 	p.events.Start(cfg.Version, missing)
 
-	return group.Wait()
+	return awaitEnd(ctx, group.Wait, endTimeout)
+}
+
+// endTimeout limits how long parts of an agent that ends may go on. A kubelet that ends one does not wait longer either.
+const endTimeout = 10 * time.Second
+
+// errGoesOn is the error of an agent of which a part does not end. Its process has to, so that another one is started.
+var errGoesOn = errors.New("a part of the agent goes on after its end")
+
+// awaitEnd returns the error of waiting for what ends with ctx, or one that wraps [errGoesOn] if that takes longer than limit.
+func awaitEnd(ctx context.Context, waiting func() error, limit time.Duration) error {
+	ended := make(chan error, 1)
+	go func() { ended <- waiting() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(limit):
+		return fmt.Errorf("%w: %v later: %w", errGoesOn, limit, context.Cause(ctx))
+	}
 }
 
 // warnOfLimits logs limits that an agent may reach, before it does.

@@ -1,9 +1,12 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/node"
@@ -48,5 +51,19 @@ func TestAlwaysThroughStack(t *testing.T) {
 		if got := alwaysThroughStack(test.cfg, datapath.Features{FIBMTU: test.fibMTU}); got != test.want {
 			t.Errorf("%t, with the MTU %t: %q, want %q", test.cfg.ThroughStack, test.fibMTU, got, test.want)
 		}
+	}
+}
+
+// An agent of which a part hangs at its end ends without it, and tells why it had to end.
+func TestAgentEndsWithoutWhatGoesOn(t *testing.T) {
+	ctx, end := context.WithCancelCause(t.Context())
+	changed, hangs := errors.New("the configuration has changed"), make(chan error)
+	defer close(hangs)
+	end(changed)
+	if err := awaitEnd(ctx, func() error { return <-hangs }, time.Millisecond); !errors.Is(err, errGoesOn) || !errors.Is(err, changed) {
+		t.Errorf("the error is %v, want one that wraps %q and %q", err, errGoesOn, changed)
+	}
+	if err := awaitEnd(ctx, func() error { time.Sleep(10 * time.Millisecond); return changed }, time.Minute); err != changed {
+		t.Errorf("the error is %v, want %v", err, changed)
 	}
 }

@@ -90,10 +90,13 @@ func ServeUntil(ctx context.Context, server *http.Server, listener net.Listener)
 	var running sync.RWMutex // read by each handler that runs
 	handler := server.Handler
 	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if running.TryRLock() {
-			defer running.RUnlock()
-			handler.ServeHTTP(w, r)
+		if !running.TryRLock() {
+			http.Error(w, "the server has ended", http.StatusServiceUnavailable)
+
+			return
 		}
+		defer running.RUnlock()
+		handler.ServeHTTP(w, r)
 	})
 	defer running.Lock() // and never unlocked: what begins now is not handled
 	server.BaseContext = func(net.Listener) context.Context { return ctx }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"strings"
@@ -206,6 +207,11 @@ func TestServeUntilHandled(t *testing.T) {
 	}()
 	if err := ServeUntil(ctx, server, listener); err != nil || !handled.Load() {
 		t.Errorf("it ended with %v while a request was handled: %v", err, !handled.Load())
+	}
+	late := httptest.NewRecorder()
+	server.Handler.ServeHTTP(late, httptest.NewRequest(http.MethodGet, "/", nil))
+	if late.Code != http.StatusServiceUnavailable {
+		t.Errorf("a request that comes too late is answered with %d, want %d", late.Code, http.StatusServiceUnavailable)
 	}
 }
 
