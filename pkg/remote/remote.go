@@ -50,7 +50,7 @@ type Cluster struct {
 	Timeout  time.Duration
 	// Input is what each verb reads, nil if they read nothing.
 	Input []byte
-	// MaxAnswer limits what a verb may print on one node, in bytes, beside which a node could answer without end.
+	// MaxAnswer limits what a verb may print on one node, in bytes: a node could answer without end. Zero is no limit.
 	MaxAnswer int
 }
 
@@ -69,7 +69,7 @@ func (c *Cluster) Nodes(ctx context.Context, names ...string) ([]Node, error) {
 		return nil, fmt.Errorf("pods of Sluice in namespace %s: %w", c.Namespace, err)
 	}
 	if len(pods.Items) == 0 {
-		return nil, fmt.Errorf("no pod in namespace %s has the label %s: is Sluice installed in another namespace (--sluice-namespace)? What an agent programmed stays in force without it: docs/install.md tells how to remove that", c.Namespace, Selector)
+		return nil, fmt.Errorf("no pod in namespace %s has the label %s: is Sluice installed in another namespace (--sluice-namespace)? What an agent programmed stays in force without it: how to remove that is in docs/install.md", c.Namespace, Selector)
 	}
 	newest := make(map[string]corev1.Pod)
 	for _, pod := range pods.Items {
@@ -193,7 +193,8 @@ func (c *Cluster) Run(ctx context.Context, node Node, verb []string, out, errs i
 	if why := notRunning(node.pod); why != "" {
 		return CodeNoAnswer, fmt.Errorf("pod %s %s", node.pod.Name, why)
 	}
-	// Runtimes do not end a command whose client has gone, but its standard input ends.
+	// Runtimes do not end a command whose client has gone, but its standard input ends. A verb that reads its input asks the
+	// agent once, which has a limit of its own.
 	open, closeInput := io.Pipe()
 	defer closeInput.Close()
 	var in io.Reader = open
@@ -263,7 +264,7 @@ func (c *Cluster) Ask(ctx context.Context, nodes []Node, verb func(Node) []strin
 	return answers
 }
 
-// answer is what a verb prints on one of its outputs, up to max bytes. What prints more is ended.
+// answer is what a verb prints on one of its outputs, up to max bytes, unless that is 0. What prints more is ended.
 type answer struct {
 	max     int
 	tooLong func()
@@ -276,7 +277,7 @@ type answer struct {
 func (a *answer) Write(p []byte) (int, error) {
 	a.Lock()
 	defer a.Unlock()
-	if a.over = a.over || a.text.Len()+len(p) > a.max; a.over {
+	if a.over = a.over || a.max > 0 && a.text.Len()+len(p) > a.max; a.over {
 		a.text = bytes.Buffer{}
 		a.tooLong()
 

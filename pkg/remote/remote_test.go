@@ -54,6 +54,15 @@ func TestNodes(t *testing.T) {
 	}
 }
 
+// Without a limit an answer may have any length.
+func TestAnswerWithoutLimit(t *testing.T) {
+	a := &answer{tooLong: func() { t.Error("an answer without a limit is too long") }}
+	_, err := a.Write([]byte("well"))
+	if text, over := a.read(); err != nil || over || text != "well" {
+		t.Errorf("it is %q, too long: %v, %v", text, over, err)
+	}
+}
+
 // A node that prints without end is ended, and does not fill the memory of who asks.
 func TestAnswerIsLimited(t *testing.T) {
 	ended := false
