@@ -12,7 +12,7 @@ import (
 // has them, of which the Node of another node changes nothing here. The problems are parts that are left out.
 //
 // An error names all objects and fields that an API server would refuse, or complete: without the ClusterIP that a Service
-// gets, what becomes of clients cannot be said.
+// gets, what clients will reach cannot be said.
 func ReadChange(content []byte, nodeName string) (lb.Change, []lb.Problem, error) {
 	var read manifest
 	read.parse("change", content, nil, nodeName)

@@ -44,7 +44,7 @@ Ports that the kernel chooses, in connect(), never meet so.
 ## Services of other proxies
 
 A Service with the label ` + "`service.kubernetes.io/service-proxy-name`" + ` has no frontends, as in kube-proxy, and packets to its ClusterIP pass, so that the other proxy gets them wherever it is: kube-proxy drops
-what nobody has translated only after that, Sluice drops packets to addresses of no Service before anybody sees them. So the agent's request for Services has no selector for the label. Up to a thousand
+what no proxy has translated only after that, Sluice drops packets to addresses of no Service before another proxy sees them. So the agent's request for Services has no selector for the label. Up to a thousand
 such addresses pass.
 
 ## Rules of other owners
