@@ -31,6 +31,7 @@ func TestFirstPacketAgain(t *testing.T) {
 	sctpWith := func(chunk uint8) packet { return sctp(stranger, stranger, chunk) }
 	open := func(and ...says) []says { return append([]says{backend(tcpWith("S.")), client(tcpWith("."))}, and...) }
 	pause := func(c *conversation, t *testing.T) { c.w.wait(t, 11*time.Second) }
+	second := func(c *conversation, t *testing.T) { c.w.wait(t, time.Second) }
 
 	for _, test := range []struct {
 		name  string
@@ -49,8 +50,22 @@ func TestFirstPacketAgain(t *testing.T) {
 		{name: "a SYN after the client's RST", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith("R")))},
 		{name: "a SYN after the backend's RST", proto: layers.IPProtocolTCP, anew: true, after: open(backend(tcpWith("R.")))},
 		{name: "a SYN after an RST that the backend may not have taken", proto: layers.IPProtocolTCP, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)))},
-		{name: "a SYN after such an RST, and 11 s", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)), pause)},
-		{name: "a SYN after such an RST, 11 s and an answer", proto: layers.IPProtocolTCP, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)), pause, backend(tcpWith(".").acks(6)))},
+		{name: "a SYN after such an RST, and 11 s", proto: layers.IPProtocolTCP, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)), pause)},
+		{name: "a SYN after such an RST, 11 s and an answer", proto: layers.IPProtocolTCP, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)), pause, backend(tcpWith(".").acks(1)))},
+		{name: "a SYN after such an RST of a number that a forger made believe, and 11 s", proto: layers.IPProtocolTCP, after: open(client(tcpWith(".").numbered(5000)), client(tcpWith("R").numbered(5000)), pause)},
+		{name: "a SYN that the backend answered as of the connection before", proto: layers.IPProtocolTCP, after: open(client(tcpWith(".").numbered(5000)), client(tcpWith("R").numbered(5000)), pause, client(tcpWith("S").numbered(700)), backend(tcpWith(".").acks(1)), second)},
+		{name: "a SYN that the backend did not answer after such an RST", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)), pause, client(tcpWith("S").numbered(700)), second)},
+		{name: "a SYN that the backend did not answer", proto: layers.IPProtocolTCP, after: open(pause, client(tcpWith("S").numbered(700)), second)},
+		{name: "a SYN after an RST whose data the backend acknowledged later", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)), backend(tcpWith(".").acks(6)))},
+		{name: "a SYN after an RST of the backend whose data the client acknowledged later", proto: layers.IPProtocolTCP, anew: true, after: open(backend(tcpWith("P.").with("hello")), backend(tcpWith("R.").numbered(6)), client(tcpWith(".").acks(6)))},
+		{name: "a SYN after an RST whose data the backend acknowledged in part", proto: layers.IPProtocolTCP, after: open(client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)), backend(tcpWith(".").acks(3)))},
+		{name: "a SYN after such an RST, and after the backend accepted one and both closed", proto: layers.IPProtocolTCP, anew: true, after: open(
+			client(tcpWith("P.").with("hello")), client(tcpWith("R.").numbered(6)),
+			client(tcpWith("S").numbered(1<<29)), backend(tcpWith("S.").numbered(1<<30).acks(1<<29+1)), client(tcpWith(".").numbered(1<<29+1).acks(1<<30+1)),
+			client(tcpWith("F.").numbered(1<<29+1).acks(1<<30+1)), backend(tcpWith("F.").numbered(1<<30+1).acks(1<<29+2)), client(tcpWith(".").numbered(1<<29+2).acks(1<<30+2)))},
+		{name: "a SYN after forged ones of both, and FINs of these", proto: layers.IPProtocolTCP, after: open(
+			client(tcpWith("S").numbered(1<<29)), backend(tcpWith("S.").numbered(1<<30).acks(1<<29+1)),
+			client(tcpWith("F.").numbered(1<<29+1).acks(1<<30+1)), backend(tcpWith("F.").numbered(1<<30+1).acks(1<<29+2)), client(tcpWith(".").numbered(1<<29+2).acks(1<<30+2)))},
 		{name: "a SYN after a forged RST", proto: layers.IPProtocolTCP, after: open(client(tcpWith("R").numbered(700)), backend(tcpWith("R.").numbered(700)), pause)},
 		{name: "a SYN after RSTs of what a forged SYN has begun", proto: layers.IPProtocolTCP, after: open(client(tcpWith("S").numbered(700)), client(tcpWith("R").numbered(701)), client(tcpWith("R.").numbered(701).acks(700)), pause)},
 		{name: "a SYN after a forged SYN, and FINs of both", proto: layers.IPProtocolTCP, anew: true, after: open(client(tcpWith("S").numbered(700)), backend(tcpWith("F.")), client(tcpWith("F.").acks(2)), backend(tcpWith(".").numbered(2).acks(2)))},

@@ -157,6 +157,15 @@ func TestEndingOfConnections(t *testing.T) {
 		{"reset by the client, after data of the backend that it had not read", []said{
 			byClient(segment("P.").with("hello")), byBackend(segment("P.").acks(6).with("world")), byClient(segment("R").numbered(6)),
 		}, free, free},
+		{"reset by the client, that had sent more, which is acknowledged", []said{
+			byClient(segment("P.").with("hello")), byClient(segment("R.").numbered(6)), byBackend(segment(".").acks(6)),
+		}, free, free},
+		{"reset by the backend, that had sent more, which is acknowledged", []said{
+			byBackend(segment("P.").with("hello")), byBackend(segment("R.").numbered(6)), byClient(segment(".").acks(6)),
+		}, free, free},
+		{"reset by the backend, that had sent more, and yet it goes on", []said{
+			byBackend(segment("P.").with("hello")), byBackend(segment("R.").numbered(6)), byBackend(segment("P.").with("hello")), byClient(segment(".").acks(6)),
+		}, live, live},
 		{"reset by the backend after the client's FIN", []said{
 			byClient(segment("F.")), byBackend(segment("R.").acks(2)),
 		}, free, free},
@@ -221,6 +230,25 @@ func TestConnectionIsNotEndedBlindly(t *testing.T) {
 		forge(segment("S").numbered(7))
 		c.says(t, segment("P.").with("go on"))
 		c.returns(t, segment("P.").acks(6).with("go on"))
+	}, onePort)
+}
+
+// A reset that may be forged ends no connection of which the other side has closed: not in a full table, nor when the
+// connection is idle.
+func TestHalfClosedConnectionIsNotEndedBlindly(t *testing.T) {
+	each(t, ways, func(t *testing.T, w *world, p place) {
+		c := beginOnOnePort(t, w, p)
+		c.establish(t)
+		byBackend(segment("F.")).on(t, c)
+		byClient(segment(".").acks(2)).on(t, c)
+		w.ingress(t, p, segment(".").numbered(5000).acks(2).from(p.client).to(clusterIP))
+		w.ingress(t, p, segment("R").numbered(5000).from(p.client).to(clusterIP))
+		w.use(t, w.room(t)-w.room(t)/4+c.entryCount()-4, 0) // there is room for another one in its place
+		w.ingress(t, p, tcp(stranger, clusterIP, "S")).drops(maps.ReasonDropFlowTable)
+		w.wait(t, 12*time.Second)
+		w.sweep(t, 0)
+		c.says(t, segment("P.").acks(2).with("go on"))
+		c.returns(t, segment(".").numbered(2).acks(6))
 	}, onePort)
 }
 

@@ -56,6 +56,14 @@ func TestLoadOfFlows(t *testing.T) {
 		{"reset by a segment with an invalid number", layers.IPProtocolTCP, []said{
 			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("R"), 0}, {true, tcpWith("P."), 1}, {true, tcpWith("P."), 1},
 		}},
+		{"reset by the client, that had sent more, and accepted anew", layers.IPProtocolTCP, []said{
+			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {true, tcpWith("P.").with("hello"), 1}, {true, tcpWith("R.").numbered(6), 0},
+			{true, tcpWith("S").numbered(1 << 29), 0}, {false, tcpWith("S.").numbered(1 << 30).acks(1<<29 + 1), 0}, {true, tcpWith(".").numbered(1<<29 + 1).acks(1<<30 + 1), 1},
+		}},
+		{"reset by the backend, that had sent more, and accepted anew", layers.IPProtocolTCP, []said{
+			{false, tcpWith("S."), 1}, {true, tcpWith("."), 1}, {false, tcpWith("P.").with("hello"), 1}, {false, tcpWith("R.").numbered(6), 0},
+			{true, tcpWith("S").numbered(1 << 29), 0}, {false, tcpWith("S.").numbered(1 << 30).acks(1<<29 + 1), 1}, {true, tcpWith(".").numbered(1<<29 + 1).acks(1<<30 + 1), 1},
+		}},
 		{"shut down by both", layers.IPProtocolSCTP, []said{
 			{false, sctpWith(chunkInitAck), 1}, {true, sctpWith(chunkCookieEcho), 1}, {true, sctpWith(chunkShutdown), 1}, {false, sctpWith(chunkShutdown), 0},
 		}},

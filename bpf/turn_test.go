@@ -473,6 +473,11 @@ func TestErrorsAboutTurnedFlows(t *testing.T) {
 			w.ingress(t, p, e.about(what, src, node, left)).
 				leaves(e.about(what, speaker, client, second(e.proto, client, clusterIP)), maps.ReasonFlowError)
 		}
+		// By a device of pods, or in a form that only the stack forwards, they are translated all the same.
+		w.ingress(t, podVeth, e.about(what, farRouter, node, left)).
+			becomes(e.about(what, farRouter, client, second(e.proto, client, clusterIP)), maps.ReasonFlowError)
+		lastHop := e.about(what, router, clusterIP, sent).withHops(1)
+		w.ingress(t, p, lastHop).becomes(e.about(what, router, remotePod, seen).withHops(1), maps.ReasonFlowError)
 		w.holds(t, 2, false)
 
 		w.turn(t)

@@ -88,7 +88,8 @@ enum flow_ending {
 	FLOW_OVER = 16, /* both have ended */
 	FLOW_TIME_WAIT = 32, /* and the backend is in TIME_WAIT */
 	/* Of this side: */
-	FLOW_OWES_ACK = 64, /* the other side's FIN is yet to be acknowledged */
+	FLOW_OWES_ACK =
+		64, /* the other side's FIN, or what came before its RST, is yet to be acknowledged */
 	/*
 	 * Until there is an answer, the client has not been told of a refusal: by this backend or,
 	 * on the client's side, by one before.

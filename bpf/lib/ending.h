@@ -13,11 +13,13 @@
  *
  * An RST at the end of what its side has sent, of which the other side has not acknowledged the last
  * part, may end the connection as well. But a forger who makes an entry believe a number knows that
- * end, so it only closes its side, and not far from what was acknowledged.
+ * end, so it only closes its side, and not far from what was acknowledged. It is valid once the other
+ * side has acknowledged all.
  *
- * A SYN on a flow that has not ended goes to the backend of that flow. If the client has forgotten
- * the connection, the backend's answer makes it send such an RST, and its next SYN starts a new
- * flow.
+ * A SYN on a flow that has not ended goes to the backend of that flow, which shows what it is. If the
+ * client has forgotten the connection, the backend's answer makes it send a valid RST, and its next SYN
+ * starts a new flow. If the backend has accepted an RST that was not valid, it accepts the SYN: the
+ * entries are those of the new connection from then on.
  *
  * An entry follows the side whose packets come to it. An entry that was created again, because a
  * full table had lost it, has no history. Then a timeout decides.
@@ -46,11 +48,13 @@
 #define MAX_IN_FLIGHT (1U << 20)
 
 /*
- * After this time without a packet, a SYN of the same client begins another flow if one side has reset
- * the old one by an RST which the other side may not accept, and the flow of another client may take
- * the tuple of a flow that is closing.
+ * After this time without a packet, the flow of another client may take the tuple of a flow that is closing,
+ * and a backend that does not answer the SYN of the same client does not have the connection any more.
  */
 #define CLOSING_NS (10 * 1000000000ULL)
+
+/* How long a backend may take to answer such a SYN: less than the second after which it comes again. */
+#define SYN_ANSWERED_NS (500 * 1000000ULL)
 
 /* is_ahead reports whether a is ahead of b, as sequence numbers that wrap around. */
 static __always_inline bool is_ahead(__u32 a, __u32 b)
@@ -161,16 +165,21 @@ static __always_inline bool is_answer_to(const struct packet *pkt, const struct 
 }
 
 /*
- * check_ending compares both sides of a flow and records whether each has ended. For the backend's
- * SYN-ACK, it also records what the client will acknowledge. If the kernel has given the memory of
- * one entry to another flow meanwhile, that flow must not be marked as ended.
+ * check_ending compares both sides of the flow of the packet at a hook, which was created at a time, and records whether
+ * each has ended. For the backend's SYN-ACK, it also records what the client will acknowledge. If the kernel has given
+ * the memory of one entry to another flow meanwhile, that flow must not be marked as ended. It is global, so that the
+ * verifier walks it once.
  */
-static __noinline int check_ending(struct packet *pkt, struct flow *f)
+__noinline int check_ending(__u32 hook, __u64 created)
 {
-	struct flow *other = other_side(pkt, f), *request, *reply;
-	__u64 created = f->created;
+	struct packet *pkt = packet_at(hook);
+	struct flow *f, *other, *request, *reply;
 	__u8 over = 0;
 
+	f = pkt ? entry_since(&pkt->ip.key, created) : NULL;
+	if (!f)
+		return 0;
+	other = other_side(pkt, f);
 	if (pkt->event == EVENT_RESET)
 		check_reset(pkt, f, other);
 	if (!other)
@@ -183,6 +192,13 @@ static __noinline int check_ending(struct packet *pkt, struct flow *f)
 	}
 	update_fin_state(f, other);
 	update_fin_state(other, f);
+	if (pkt->event == EVENT_RESET)
+		other->ending |= FLOW_OWES_ACK;
+	if (other->state == FLOW_RESET) {
+		f->ending |= FLOW_OWES_ACK;
+		if (f->ack == other->end) /* all that came before the RST */
+			other->ending |= FLOW_RST_VALID;
+	}
 	request = is_reply(f) ? other : f;
 	reply = is_reply(f) ? f : other;
 	if (have_ended(request, reply)) {
@@ -198,6 +214,34 @@ static __noinline int check_ending(struct packet *pkt, struct flow *f)
 		forget_ending(f);
 	if (other->created != created)
 		forget_ending(other);
+	return 0;
+}
+
+/*
+ * reopen handles the SYN-ACK of the backend of an open flow, which has the entry of the packet at a hook. One side has
+ * reset that, and the backend has accepted it, since it accepts another connection: both sides have its numbers from
+ * then on. Without such a reset, the SYN-ACK is none of the flow. It is global, so that the verifier walks it once.
+ */
+__noinline int reopen(__u32 hook)
+{
+	struct packet *pkt = packet_at(hook);
+	struct flow *f, *other;
+
+	if (!pkt)
+		return 0;
+	pkt->event = EVENT_INVALID;
+	f = bpf_map_lookup_elem(&sl_flows, &pkt->ip.key);
+	other = f ? other_side(pkt, f) : NULL;
+	if (!other || f->ending & FLOW_OVER ||
+	    (f->state != FLOW_RESET && other->state != FLOW_RESET))
+		return 0;
+	pkt->event = EVENT_ACCEPT;
+	f->end = pkt->tcp.end;
+	f->ack = pkt->tcp.ack;
+	f->ending = 0;
+	other->end = pkt->tcp.ack;
+	other->ack = pkt->tcp.seq + 1;
+	other->ending = 0;
 	return 0;
 }
 
@@ -251,6 +295,8 @@ static __noinline int follow_segment(struct packet *pkt, struct flow *f, bool ha
 	bool resets = pkt->event == EVENT_RESET;
 	__u8 had = f->ending;
 
+	if (pkt->event == EVENT_ACCEPT && !half_open && is_reply(f))
+		return reopen(pkt->ip.key.hook);
 	if (pkt->ip.later || !(resets || is_in_window(f, &pkt->tcp, half_open))) {
 		pkt->event = EVENT_INVALID;
 		return 0;
@@ -258,7 +304,7 @@ static __noinline int follow_segment(struct packet *pkt, struct flow *f, bool ha
 	if (!resets)
 		note_numbers(pkt, f);
 	if (resets || pkt->event == EVENT_ACCEPT || had | f->ending)
-		check_ending(pkt, f);
+		check_ending(pkt->ip.key.hook, f->created);
 	return 0;
 }
 
@@ -323,6 +369,8 @@ __noinline int is_of_opening(void)
 	if (f->proto == IPPROTO_UDP || f->role == FLOW_FROM_CLIENT || pkt->ip.later)
 		return true;
 	if (f->proto == IPPROTO_SCTP) {
+		if (!is_new(f) && !f->end)
+			return true; /* it was open, and put back without a tag */
 		if (is_reply(f) || pkt->event != EVENT_OPEN)
 			return bears_tag(pkt, f, other_side(pkt, f));
 		other = entry_of(pkt, f, FLOW_TO_CLIENT);

@@ -285,18 +285,24 @@ static __always_inline int put_half_open(const struct flow_key *key, const struc
 	return opening ? bpf_map_update_elem(opening, key, f, how) : -ENOENT;
 }
 
+/* entry_since returns the entry at key of the flow that was created at a time, or NULL. */
+static __always_inline struct flow *entry_since(const struct flow_key *key, __u64 created)
+{
+	struct flow *entry = half_open_at(key);
+
+	if (entry && entry->created == created)
+		return entry;
+	entry = bpf_map_lookup_elem(&sl_flows, key);
+	return entry && entry->created == created ? entry : NULL;
+}
+
 /*
  * entry_at returns the entry of f at pkt->key, or NULL if the flow has lost it. It need not be in
  * the table where f is: another CPU may have confirmed the flow meanwhile.
  */
 static __always_inline struct flow *entry_at(struct packet *pkt, const struct flow *f)
 {
-	struct flow *entry = half_open_at(&pkt->key);
-
-	if (entry && entry->created == f->created)
-		return entry;
-	entry = bpf_map_lookup_elem(&sl_flows, &pkt->key);
-	return entry && entry->created == f->created ? entry : NULL;
+	return entry_since(&pkt->key, f->created);
 }
 
 /* entry_of returns the entry of f in a role. See entry_at. */

@@ -16,8 +16,8 @@ static __always_inline __u8 next_state(const struct flow *f, const struct packet
 		return FLOW_RESET;
 	if (pkt->event == EVENT_FIN && f->state != FLOW_RESET && f->proto != IPPROTO_TCP)
 		return FLOW_FIN;
-	/* A side that continues after a reset has not accepted it. */
-	if (f->state == FLOW_RESET && pkt->event == EVENT_NONE)
+	/* A side that continues after a reset has not accepted it, or begins anew: see reopen. */
+	if (f->state == FLOW_RESET && (pkt->event == EVENT_NONE || pkt->event == EVENT_ACCEPT))
 		return FLOW_OPEN;
 	if (!is_new(f))
 		return f->state;
@@ -43,16 +43,6 @@ static __always_inline bool is_confirmed_by(const struct flow *f, const struct p
 static __always_inline bool has_closed(const struct flow *entry)
 {
 	return entry->state == FLOW_FIN || entry->state == FLOW_RESET;
-}
-
-/*
- * has_reset reports whether the side of an entry has reset the flow, and the other side must have
- * accepted that: see ending.h.
- */
-static __always_inline bool has_reset(const struct flow *entry)
-{
-	return entry->state == FLOW_RESET &&
-	       (entry->proto != IPPROTO_TCP || entry->ending & FLOW_OVER);
 }
 
 /* uncount takes a flow out of its backend's load, unless it already is. */
@@ -133,7 +123,8 @@ static __noinline int refresh(struct packet *pkt, struct flow *f, bool half_open
 
 /*
  * has_ended reports whether both sides of pkt->gone, for the packet at a hook, have ended, or one
- * has reset it. It is global, so that the verifier walks it once.
+ * has reset it. Of TCP, that is certain only if the flow is over: the reset of one side may be forged while the other
+ * has closed. It is global, so that the verifier walks it once.
  */
 __noinline int has_ended(__u32 hook)
 {
@@ -143,11 +134,14 @@ __noinline int has_ended(__u32 hook)
 	if (!pkt)
 		return false;
 	f = &pkt->gone;
+	if (f->proto == IPPROTO_TCP)
+		return !!(f->ending & FLOW_OVER);
 	from = entry_of(pkt, f, FLOW_FROM_CLIENT);
 	to = answers_of(pkt, f);
-	if (has_reset(f) || !from || !to)
-		return has_reset(f);
-	return has_reset(from) || has_reset(to) || (has_closed(from) && has_closed(to));
+	if (f->state == FLOW_RESET || !from || !to)
+		return f->state == FLOW_RESET;
+	return from->state == FLOW_RESET || to->state == FLOW_RESET ||
+	       (has_closed(from) && has_closed(to));
 }
 
 /*
@@ -320,7 +314,8 @@ static __always_inline bool has_backend(const struct flow *f)
  * an entry of its replies, or it has ended.
  *
  * UDP has ended after its timeout, SCTP when one side has closed, and TCP when both sides certainly
- * have, or when one seems to have reset it and it has been idle for a while since.
+ * have, or when one seems to have reset it and the backend, silent since, has not answered a SYN either: one
+ * that still has the connection would.
  */
 static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f, bool half_open)
 {
@@ -350,8 +345,8 @@ static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f,
 		return has_closed(f) || (answers && has_closed(answers));
 	if (f->state != FLOW_RESET && !(answers && answers->state == FLOW_RESET))
 		return false;
-	return idle > CLOSING_NS &&
-	       !(answers && elapsed(pkt->now, answers->last_seen) <= CLOSING_NS);
+	return idle >= SYN_ANSWERED_NS && answers &&
+	       elapsed(f->last_seen, answers->last_seen) > CLOSING_NS;
 }
 
 #endif

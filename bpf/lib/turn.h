@@ -52,8 +52,8 @@ static __always_inline bool is_of_flow(struct __sk_buff *ctx, const struct packe
 /*
  * unturn makes pkt->flow, which is turned around, pass the stack from now on: it puts the entries
  * of egress before the entries of ingress change. Without room for more entries in flows, these stay
- * half open. A packet that is not of the flow is dropped. It is for ingress, and global, so that the
- * verifier walks it once.
+ * half open. A packet that is not of the flow is dropped, and an error, which has no numbers to show, passes the
+ * stack as it would leave, and changes nothing. It is for ingress, and global, so that the verifier walks it once.
  */
 __noinline int unturn(struct __sk_buff *ctx)
 {
@@ -66,7 +66,7 @@ __noinline int unturn(struct __sk_buff *ctx)
 	if (!pkt)
 		return REASON_DROP_FLOW_TABLE;
 	if (!is_of_flow(ctx, pkt, &pkt->flow))
-		return REASON_DROP_NO_FLOW;
+		return pkt->is_error ? REASON_NEXT : REASON_DROP_NO_FLOW;
 	client = entry_of(pkt, &pkt->flow, FLOW_FROM_CLIENT);
 	opening = half_open_at(&pkt->key);
 	open = !opening || opening->created != pkt->flow.created;

@@ -31,6 +31,9 @@ func TestDrain(t *testing.T) {
 			w := newWorld(t, 256)
 			w.clock = maps.Now()
 			f := flowOf(test.proto, 1)
+			if test.state == maps.FlowReset {
+				f.Ending = maps.FlowOver
+			}
 			w.put(t, f, note{role: maps.FlowFromClient, state: test.state, idle: test.idle}, note{role: maps.FlowToClient, state: test.state, idle: test.idle})
 			lab.Must(t, w.FrontendIDs.Put(maps.FrontendKeyOf(f.OriginalDst.IP(), 80, test.proto, maps.ScopeExternal), 7))
 			var counts []int
@@ -61,6 +64,7 @@ func TestDrainEnds(t *testing.T) {
 	}
 	open, err := Drain(t.Context(), w.Pinned, time.Hour, func(open []Flow) {
 		if len(open) > 0 {
+			f.Ending = maps.FlowOver
 			w.put(t, f, note{role: maps.FlowFromClient, state: maps.FlowReset}, note{role: maps.FlowToClient, state: maps.FlowReset})
 		}
 	})

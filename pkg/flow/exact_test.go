@@ -100,7 +100,7 @@ func (m *made) left(t *testing.T, w *world) []note {
 // isOver reports whether a flow with such entries must end, in a second implementation.
 func isOver(proto uint8, notes []note) bool {
 	idle := 1000 * time.Hour
-	flows, resets, byClient, byBackend := 0, 0, 0, 0
+	flows, resets, maybe, byClient, byBackend := 0, 0, 0, 0, 0
 	for _, n := range notes {
 		idle = min(idle, n.idle)
 		if !n.halfOpen || proto != udp && n.role == fromClient && (n.state == maps.FlowOpen || n.state == maps.FlowFin) {
@@ -109,9 +109,11 @@ func isOver(proto uint8, notes []note) bool {
 		switch {
 		case n.state == maps.FlowReset && proto != tcp:
 			resets++
-		case (n.state == maps.FlowFin || n.state == maps.FlowReset) && (n.role == fromClient || n.role == toBackend):
+		case n.state == maps.FlowReset:
+			maybe++ // it may be forged
+		case n.state == maps.FlowFin && (n.role == fromClient || n.role == toBackend):
 			byClient++
-		case n.state == maps.FlowFin || n.state == maps.FlowReset:
+		case n.state == maps.FlowFin:
 			byBackend++
 		}
 	}
@@ -123,7 +125,7 @@ func isOver(proto uint8, notes []note) bool {
 		limit = 30 * time.Second
 	case resets > 0 || byClient*byBackend > 0:
 		limit = 10 * time.Second
-	case byClient+byBackend > 0:
+	case maybe+byClient+byBackend > 0:
 		limit = time.Hour
 	case flows == 0:
 		limit = 2 * time.Minute

@@ -170,15 +170,18 @@ func isAssured(f *maps.Flow) bool {
 func isReset(f *maps.Flow) bool { return f.Proto != protoTCP && f.State == maps.FlowReset }
 
 // state returns the state that the entries have together. Packets of either side use two entries if the
-// flow is masqueraded, so two entries with a FIN may be of the same side.
+// flow is masqueraded, so two entries with a FIN may be of the same side. A reset that may be forged ends no flow
+// of TCP, whatever the other side has sent.
 func (g *group) state() State {
-	assured, over := false, false
+	assured, over, reset := false, false, false
 	var finSeen struct{ client, backend bool }
 	for _, e := range g.entries {
 		assured = assured || !e.table.halfOpen || isAssured(&e.value)
 		over = over || e.value.Ending&maps.FlowOver != 0 || isReset(&e.value)
-		switch e.value.State {
-		case maps.FlowReset, maps.FlowFin:
+		switch {
+		case e.value.State == maps.FlowReset && e.value.Proto == protoTCP:
+			reset = true
+		case e.value.State == maps.FlowReset, e.value.State == maps.FlowFin:
 			fromClient := e.value.Role == maps.FlowFromClient || e.value.Role == maps.FlowToBackend
 			finSeen.client = finSeen.client || fromClient
 			finSeen.backend = finSeen.backend || !fromClient
@@ -191,7 +194,7 @@ func (g *group) state() State {
 		return Unanswered
 	case over, finSeen.client && finSeen.backend:
 		return Closed
-	case finSeen.client || finSeen.backend:
+	case reset || finSeen.client || finSeen.backend:
 		return Closing
 	case assured:
 		return Established

@@ -47,7 +47,7 @@ func TestStates(t *testing.T) {
 		{"closed by both, as the backend's side saw them", sctp, []note{{toBackend, fin, false, 0}, {fromBackend, fin, false, 0}}, Closed, 10 * time.Second},
 		{"closed by an abort of the client", sctp, []note{{fromClient, reset, false, 0}, {toClient, open, false, 0}}, Closed, 10 * time.Second},
 		{"closing by a reset of the client that the backend need not have accepted", tcp, []note{{fromClient, reset, false, 0}, {toClient, open, false, 0}}, Closing, time.Hour},
-		{"closed by such resets of both", tcp, []note{{fromClient, reset, false, 0}, {toClient, reset, false, 0}}, Closed, 10 * time.Second},
+		{"closing by such resets of both", tcp, []note{{fromClient, reset, false, 0}, {toClient, reset, false, 0}}, Closing, time.Hour},
 		{"unanswered", udp, []note{{fromClient, open, true, 0}, {toClient, newly, true, 0}}, Unanswered, 30 * time.Second},
 		{"answered", udp, []note{{fromClient, open, false, 0}, {toClient, open, false, 0}}, Answered, 120 * time.Second},
 		{"answered, and on the move", udp, []note{{fromClient, open, true, 0}, {toClient, open, false, 0}}, Answered, 120 * time.Second},
