@@ -37,7 +37,7 @@ var budgets = map[string]uint32{
 	"tcp_retransmit_skb":  2_000,
 
 	"ingress": 225_000, // 214,000 on 6.18
-	"egress":  155_000, // 146,000 on 6.18: of uplinks, which open flows for the node's own processes
+	"egress":  160_000, // of uplinks, which open flows for the node's own processes, and drop errors about SYNs
 }
 
 func TestVerifierBudget(t *testing.T) {

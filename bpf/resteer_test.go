@@ -233,6 +233,70 @@ func TestRefusalIsHidden(t *testing.T) {
 	}
 }
 
+// A router cannot reach the host of a backend: the connection goes to another one with the SYN that the client sends
+// again, and the client does not hear of it. It hears of the next one.
+func TestUnreachableIsHidden(t *testing.T) {
+	for _, test := range resteerPlaces {
+		eachFamily(t, func(t *testing.T, f family) {
+			t.Run(fmt.Sprintf("%s at %s", test.backends[0], test.place), func(t *testing.T) {
+				w := newWorldAt(t, test.place, f, resteer)
+				w.forgetHiddenRefusals(t)
+				w.serve(t, service{at: []string{clusterIP}, to: test.backends})
+				former := w.try(t, test.place, layers.IPProtocolTCP, test.backends...)
+				former.errs(t).drops(maps.ReasonDropAbandoned)
+				if h, _ := w.maps.HealthOf(former.id); h.Refusals != 1 || h.Evidence != 0 || h.Answered != 0 {
+					t.Errorf("the backend that cannot be reached is %+v", h)
+				}
+				now := w.try(t, test.place, layers.IPProtocolTCP, test.backends...)
+				if former.backend == now.backend {
+					t.Fatalf("the SYN goes to %s again", now.backend)
+				}
+				w.forgetRefusals(t)
+				now.errs(t).ends(now.verdictOfErrors(), maps.ReasonFlowError)
+				now.establish(t)
+				now.says(t, second(now.proto, client, clusterIP))
+				now.mustHave(t, 1)
+			})
+		})
+	}
+}
+
+// verdictOfErrors is that of an error where it first passes the node.
+func (c *conversation) verdictOfErrors() int32 {
+	if c.isTurned() {
+		return verdictRedirect
+	}
+
+	return verdictNext
+}
+
+// An error about a SYN passes where the connection cannot go to another backend, or if it is another error.
+func TestUnreachablePasses(t *testing.T) {
+	two := []string{portPod, portPodToo}
+	syn := func(c tried) packet { return tcp(c.place.client, c.backend, "S") }
+	for name, test := range map[string]struct {
+		to    []string
+		what  icmpKind
+		about func(c tried) packet
+		eject bool
+	}{
+		"as there is no other backend":     {two[:1], hostUnreachable, syn, false},
+		"as nothing is re-steered":         {two, hostUnreachable, syn, true},
+		"as it is about another SYN":       {two, hostUnreachable, func(c tried) packet { return syn(c).numbered(7) }, false},
+		"as the port cannot be reached":    {two, portUnreachable, syn, false},
+		"as the packet lived for too long": {two, timeExceeded, syn, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachFamily(t, func(t *testing.T, f family) {
+				w := newWorld(t, f, func(c *DeviceConfig) { c.Heal, c.Resteer = true, !test.eject })
+				w.serve(t, service{at: []string{clusterIP}, to: test.to})
+				c := w.try(t, uplink, layers.IPProtocolTCP, test.to...)
+				w.egress(t, uplink, icmpError(test.what, farRouter, c.place.client, test.about(c))).ends(verdictNext, maps.ReasonFlowError)
+			})
+		})
+	}
+}
+
 // A client with session affinity keeps its backend for later connections, although one goes elsewhere that
 // the backend refuses.
 func TestRefusalKeepsAffinity(t *testing.T) {

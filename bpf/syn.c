@@ -14,20 +14,29 @@
 #include "../maps/maps.h"
 #include "lib/kernel.h"
 
+/* A backend, or all backends of a service port: 0. */
+struct peers {
+	__u32 service_port_id;
+	__u32 backend_id;
+};
+
 /*
- * The longest handshake with a backend lately, in microseconds: each shorter one takes away a quarter
- * of the difference.
+ * The longest handshake lately with a backend, and with all of a service port, in microseconds: each shorter one
+ * takes away a quarter of the difference.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
-	__type(key, __u32); /* backend id */
+	__type(key, struct peers);
 	__type(value, __u32);
 } sl_handshake_us SEC(".maps");
 
 /* The kernel's timeout, and the most often that it is halved: 62 ms. */
 #define TIMEOUT_US 1000000
 #define MAX_HALVINGS 4
+
+/* The same for a backend that no socket has reached yet, and that may be farther away than the others: 250 ms. */
+#define MAX_HALVINGS_UNREACHED 2
 
 /* A timeout is at least so many times as long as the handshake. */
 #define HANDSHAKES 4
@@ -53,14 +62,21 @@ static __always_inline struct sock_state *state_of(struct bpf_sock_ops *ctx)
 	return sk ? bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0) : NULL;
 }
 
-/* halvings_of returns how often the kernel's timeout can be halved for a backend. */
-static __always_inline __u32 halvings_of(__u32 backend_id)
+/*
+ * halvings_of returns how often the kernel's timeout can be halved for the backend of a socket. What the other backends
+ * of its service port take counts for one that was not reached yet.
+ */
+static __always_inline __u32 halvings_of(const struct sock_state *state)
 {
-	const __u32 *us = bpf_map_lookup_elem(&sl_handshake_us, &backend_id);
-	__u32 n = 0, i;
+	struct peers peers = { state->service_port_id, state->backend_id };
+	const __u32 *us = bpf_map_lookup_elem(&sl_handshake_us, &peers);
+	__u32 most = us ? MAX_HALVINGS : MAX_HALVINGS_UNREACHED, n = 0, i;
 
+	peers.backend_id = 0;
+	if (!us)
+		us = bpf_map_lookup_elem(&sl_handshake_us, &peers);
 	for (i = 1; us && i <= MAX_HALVINGS; i++)
-		n += TIMEOUT_US >> i >= *us * HANDSHAKES;
+		n += i <= most && TIMEOUT_US >> i >= *us * HANDSHAKES;
 	return n;
 }
 
@@ -80,7 +96,7 @@ static __always_inline int timeout_of(struct bpf_sock_ops *ctx, struct sock_stat
 {
 	const struct inet_connection_sock *sk = NULL;
 	struct bpf_sock *held = ctx->sk;
-	__u32 n = halvings_of(state->backend_id), hz, timeout;
+	__u32 n = halvings_of(state), hz, timeout;
 	int syns = 0, had;
 
 	if (!n && !state->more_syns)
@@ -100,23 +116,33 @@ static __always_inline int timeout_of(struct bpf_sock_ops *ctx, struct sock_stat
 	return n ? timeout + 1 : -1;
 }
 
+/* note_longest notes how long a handshake with a backend took. */
+static __always_inline void note_longest(const struct peers *peers, __u32 took)
+{
+	__u32 *us = bpf_map_lookup_elem(&sl_handshake_us, peers);
+
+	if (!us)
+		bpf_map_update_elem(&sl_handshake_us, peers, &took, BPF_ANY);
+	else if (took > *us)
+		*us = took;
+	else
+		*us -= (*us - took) / 4;
+}
+
 /*
  * note_duration records how long the backend took to answer. By TCP's timestamps, that is also right if
  * the SYN was sent again; without them it is 0 then. A Service that becomes slow gets longer timeouts.
  */
 static __always_inline void note_duration(struct bpf_sock_ops *ctx, const struct sock_state *state)
 {
-	__u32 id = state->backend_id, took = ctx->srtt_us >> 3;
-	__u32 *us = bpf_map_lookup_elem(&sl_handshake_us, &id);
+	struct peers peers = { state->service_port_id, state->backend_id };
+	__u32 took = ctx->srtt_us >> 3;
 
 	if (!took)
 		return;
-	if (!us)
-		bpf_map_update_elem(&sl_handshake_us, &id, &took, BPF_ANY);
-	else if (took > *us)
-		*us = took;
-	else
-		*us -= (*us - took) / 4;
+	note_longest(&peers, took);
+	peers.backend_id = 0;
+	note_longest(&peers, took);
 }
 
 SEC("sockops")

@@ -203,8 +203,10 @@ static __always_inline enum reason assign_flow(struct __sk_buff *ctx, struct pac
 	enum reason why;
 
 	if (!f) {
-		if (resteers_own() && pkt->event == EVENT_RESET)
+		if (resteers_own() && pkt->event == EVENT_RESET) {
+			pkt->to = pkt->ip.key;
 			hide_from_socket(ctx, HOOK_INGRESS);
+		}
 		return begin(ctx, pkt, flags, 0);
 	}
 	stray = is_stray(f);
@@ -268,6 +270,8 @@ static __always_inline enum reason translate(struct __sk_buff *ctx, struct packe
 	pkt->now = bpf_ktime_get_ns();
 	if (pkt->is_error) {
 		why = find_error_flow(ctx, HOOK_INGRESS);
+		if (config_resteer && hide_error(ctx, HOOK_INGRESS, why))
+			return REASON_DROP_ABANDONED;
 		if (why == REASON_PASS_NO_FLOW)
 			return why_no_flow(ctx, flags);
 		why = why ?: turn_or_pass(ctx, pkt, &pkt->flow);
@@ -301,8 +305,10 @@ static __always_inline enum reason assign_sent(struct __sk_buff *ctx, struct pac
 	enum reason why;
 
 	if (!f) {
-		if (resteers_sockets() && pkt->event == EVENT_RESET)
+		if (resteers_sockets() && pkt->event == EVENT_RESET) {
+			pkt->to = pkt->ip.key;
 			hide_from_socket(ctx, HOOK_EGRESS);
+		}
 		return begin_own(ctx, pkt);
 	}
 	/* Turned around, a client's packet may have the tuple of a process: see open_beside_own. */
@@ -353,8 +359,12 @@ static __always_inline enum reason reverse(struct __sk_buff *ctx, struct packet 
 	why = read_ip(ctx, &pkt->ip, net->at, net->v6) ?: read_rest(ctx, pkt);
 	if (why)
 		return why;
-	if (pkt->is_error)
-		return find_error_flow(ctx, HOOK_EGRESS) ?: rewrite_error(ctx, HOOK_EGRESS);
+	if (pkt->is_error) {
+		why = find_error_flow(ctx, HOOK_EGRESS);
+		if (config_resteer && hide_error(ctx, HOOK_EGRESS, why))
+			return REASON_DROP_ABANDONED;
+		return why ?: rewrite_error(ctx, HOOK_EGRESS);
+	}
 	if (!has_ports(pkt->ip.key.proto))
 		return REASON_PASS_OTHER_TRAFFIC;
 	pkt->now = bpf_ktime_get_ns();

@@ -64,7 +64,7 @@ var reasons = [reasonCount]struct{ label, text string }{
 	ReasonDropFlowTable:          {"drop_flow_table", "dropped: the flow table has no room"},
 	ReasonDropRedirect:           {"drop_redirect", "dropped: an ICMP redirect that would make the client bypass this node"},
 	ReasonDropRewrite:            {"drop_rewrite", "dropped: the packet could not be written"},
-	ReasonDropAbandoned:          {"drop_abandoned", "dropped: a late answer of a backend that was given up, as another one has got the connection"},
+	ReasonDropAbandoned:          {"drop_abandoned", "dropped: a late answer of a backend that was given up, or an ICMP error about it, as another one gets the connection"},
 	ReasonRejectNoFlow:           {"reject_no_flow", "refused: reset, as it is of no connection to the Service that is known, and begins none"},
 	ReasonDropNoFlow:             {"drop_no_flow", "dropped: of no connection to the Service that is known, and itself a reset, an ICMP error, a later fragment, or one that only the stack could handle, which gets no answer"},
 	ReasonDropSource:             {"drop_source", "dropped: its source is no client's: the address of a Service, of a group or of all hosts, unspecified, or loopback"},

@@ -109,7 +109,8 @@ enum reason {
 		22, /* an ICMP redirect that would make the client bypass this node */
 	REASON_DROP_REWRITE = 23, /* the kernel did not let the program write the packet */
 	REASON_DROP_TUPLE_TAKEN = 24, /* the tuple belongs to the flow of a client elsewhere */
-	REASON_DROP_ABANDONED = 25, /* a late answer of a backend that was given up */
+	REASON_DROP_ABANDONED =
+		25, /* a late answer of a backend that was given up, or an error about it */
 	REASON_REJECT_NO_FLOW = 26, /* reset: of no known flow, and not the first packet of one */
 	REASON_DROP_NO_FLOW = 27, /* the same, but it is a reset itself, or cannot be answered */
 	REASON_DROP_SOURCE = 28, /* the source of a first packet is none of a client */

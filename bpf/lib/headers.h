@@ -18,6 +18,8 @@
 
 /* From linux/icmp.h, which would include half of the C library. */
 #define ICMP_DEST_UNREACH 3
+#define ICMP_NET_UNREACH 0
+#define ICMP_HOST_UNREACH 1
 #define ICMP_SOURCE_QUENCH 4
 #define ICMP_REDIRECT 5
 #define ICMP_TIME_EXCEEDED 11

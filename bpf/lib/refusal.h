@@ -7,6 +7,9 @@
  * Linux, since 5.6, sends its SYN again two ticks later if it has not done so before, others as they
  * would anyway. That SYN goes to another backend: see resteer.h. If it cannot, the next RST passes.
  *
+ * An ICMP error says that the host of the backend cannot be reached. It is dropped, and the SYN is sent again when
+ * its timeout ends.
+ *
  * A refusal is only hidden if there is another backend that has not refused as well, and for one of
  * REFUSAL_PRICE connections. So a Service that refuses as a whole gets few SYNs more, and its clients
  * their errors.
@@ -14,6 +17,7 @@
 #ifndef SLUICE_REFUSAL_H
 #define SLUICE_REFUSAL_H
 
+#include "icmp_error.h"
 #include "resteer.h"
 #include "rewrite.h"
 #include "tuple.h"
@@ -90,9 +94,9 @@ static __always_inline struct sock_state *refused_socket(struct __sk_buff *ctx, 
 }
 
 /*
- * hide hides the RST at a hook from the client, a hash, if its connection can be tried elsewhere, and
- * returns 1, or 0 if the RST has to pass. pkt->flow has what the client has dialled, and the backend
- * that refuses. It is global, so that the verifier walks it once.
+ * hide hides the refusal at a hook, an RST or an error, from the client, a hash, if its connection can be tried
+ * elsewhere, and returns 1, or 0 if the refusal has to pass. pkt->flow has what the client has dialled, and the
+ * backend that refuses. It is global, so that the verifier walks it once.
  */
 __noinline int hide(struct __sk_buff *ctx, __u32 hook, __u32 client)
 {
@@ -111,16 +115,19 @@ __noinline int hide(struct __sk_buff *ctx, __u32 hook, __u32 client)
 	if (!find_pool_of(&original_dst, f->service_port_id, pool) ||
 	    pool->flags & POOL_NO_RESTEER ||
 	    !instead_of(pool->slot_base, pool->slot_count, f->backend_id, pkt->now) ||
-	    !owe_refusal(pool->service_port_id, client) || !acknowledge_nothing(ctx, pkt))
+	    !owe_refusal(pool->service_port_id, client) ||
+	    !(pkt->is_error || acknowledge_nothing(ctx, pkt)))
 		return 0;
 	count_hidden_refusal(pool->service_port_id);
-	note_refusal(f->backend_id, pool->service_port_id, client, HEALTH_REFUSED, pkt->now);
+	note_refusal(f->backend_id, pool->service_port_id, client,
+		     pkt->is_error ? HEALTH_UNREACHABLE : HEALTH_REFUSED, pkt->now);
 	return 1;
 }
 
 /*
- * hide_from_socket hides the RST at a hook, which belongs to no flow, from the socket that it would end,
- * if that can be re-steered: see resteer. It is global, so that the verifier walks it once.
+ * hide_from_socket hides the refusal at a hook, which belongs to no flow, from the socket that it would end,
+ * if that can be re-steered: see resteer. It returns 1, or 0 if the refusal has to pass. pkt->to is the tuple of the
+ * backend's answers. It is global, so that the verifier walks it once.
  */
 __noinline int hide_from_socket(struct __sk_buff *ctx, __u32 hook)
 {
@@ -130,9 +137,8 @@ __noinline int hide_from_socket(struct __sk_buff *ctx, __u32 hook)
 	if (!pkt)
 		return 0;
 	pkt->now = bpf_ktime_get_ns();
-	pkt->to = pkt->ip.key;
 	state = refused_socket(ctx, pkt);
-	reversed(&pkt->ip.key, &pkt->key);
+	reversed(&pkt->to, &pkt->key);
 	if (!state || state->refused || state->resteered || state->joins ||
 	    (config_bridge_port && is_beside(ctx, &pkt->key)))
 		return 0;
@@ -143,13 +149,14 @@ __noinline int hide_from_socket(struct __sk_buff *ctx, __u32 hook)
 		.backend_id = state->backend_id,
 		.flags = FLOW_BY_PODS,
 	};
-	if (hide(ctx, hook, state->client))
-		state->refused = 1;
-	return 0;
+	if (!hide(ctx, hook, state->client))
+		return 0;
+	state->refused = 1;
+	return 1;
 }
 
 /*
- * hide_from_client hides the RST at a hook, which belongs to pkt->flow, from the client, and returns 1,
+ * hide_from_client hides the refusal at a hook, which belongs to pkt->flow, from the client, and returns 1,
  * or 0 if it has to pass. It is global, so that the verifier walks it once.
  */
 __noinline int hide_from_client(struct __sk_buff *ctx, __u32 hook)
@@ -162,7 +169,7 @@ __noinline int hide_from_client(struct __sk_buff *ctx, __u32 hook)
 		return 0;
 	f = &pkt->flow;
 	from = entry_of(pkt, f, FLOW_FROM_CLIENT);
-	answers = half_open_at(&pkt->ip.key);
+	answers = entry_of(pkt, f, answers_role(f));
 	if (!from || !answers || from->state != FLOW_NEW || from->end != pkt->tcp.ack ||
 	    (from->ending | answers->ending) & FLOW_REFUSED)
 		return 0;
@@ -194,6 +201,51 @@ static __always_inline bool hides_refusal(struct __sk_buff *ctx, struct packet *
 		return false;
 	pkt->flow = *f;
 	return hide_from_client(ctx, pkt->ip.key.hook);
+}
+
+/*
+ * is_unreachable reports whether an ICMP error says that no way leads to the host of the backend. Other errors, such
+ * as those of a firewall, are about the client as well.
+ */
+static __always_inline bool is_unreachable(struct __sk_buff *ctx, const struct packet *pkt)
+{
+	const struct icmp_header *icmp = peek(ctx, pkt->ip.l4, sizeof(*icmp));
+
+	if (!icmp)
+		return false;
+	if (pkt->ip.v6)
+		return icmp->type == ICMPV6_DEST_UNREACH &&
+		       (icmp->code == ICMPV6_NOROUTE || icmp->code == ICMPV6_ADDR_UNREACH);
+	return icmp->type == ICMP_DEST_UNREACH &&
+	       (icmp->code == ICMP_NET_UNREACH || icmp->code == ICMP_HOST_UNREACH);
+}
+
+/*
+ * hide_error is called after find_error_flow, whose outcome is why: it returns 1 if the error at a hook is about the SYN
+ * of a connection that can be tried elsewhere, and is to be dropped, or 0 if it has to pass. An error that does not
+ * quote the number of the SYN is left to the client. It is global, so that the verifier walks it once.
+ */
+__noinline int hide_error(struct __sk_buff *ctx, __u32 hook, __u32 why)
+{
+	struct packet *pkt = packet_at(hook);
+	const struct flow *f;
+	__be32 seq;
+
+	if (!pkt || pkt->quoted.key.proto != IPPROTO_TCP || !is_unreachable(ctx, pkt) ||
+	    bpf_skb_load_bytes(ctx, pkt->quoted.l4 + offsetof(struct tcp_header, seq), &seq,
+			       sizeof(seq)))
+		return 0;
+	pkt->now = bpf_ktime_get_ns();
+	pkt->tcp.ack = bpf_ntohl(seq) + 1;
+	pkt->tcp.acks = true;
+	if (why == REASON_PASS_NO_FLOW) {
+		pkt->to = pkt->came;
+		return (hook == HOOK_INGRESS ? resteers_own() : resteers_sockets()) &&
+		       hide_from_socket(ctx, hook);
+	}
+	f = &pkt->flow;
+	return !why && f->state == FLOW_NEW && f->role == answers_role(f) && !is_foreign(f) &&
+	       hide_from_client(ctx, hook);
 }
 
 #endif
