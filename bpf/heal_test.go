@@ -491,6 +491,35 @@ func TestHealFailsOpen(t *testing.T) {
 	}
 }
 
+// Of many backends, those of one rollout are side by side, and may fail together: all of them are passed over if they are
+// less than half, and none if they are more.
+func TestHealManyNeighbours(t *testing.T) {
+	const n = 256
+	for _, suspects := range []int{n/2 - 8, n/2 + 8} {
+		t.Run(fmt.Sprintf("%d of %d", suspects, n), func(t *testing.T) {
+			s := newSimulation(t, n, maps.Pool{})
+			for _, id := range s.backends[:suspects] {
+				lab.Must(t, s.tables.Health.Put(maps.Index(id), maps.BackendHealth{
+					Id: id, Suspected: uint64(s.now), Until: uint64(s.now + time.Hour), Level: 1,
+				}))
+			}
+			chosen := 0
+			for range 2000 {
+				if slices.Index(s.backends, s.pick(s.random.Uint32())) < suspects {
+					chosen++
+				}
+			}
+			passed := 0
+			for i := range suspects {
+				passed += int(s.health(i).PassedOver)
+			}
+			if few := 2*suspects < n; few && chosen > 0 || !few && passed > 0 {
+				t.Errorf("suspects got %d connections, and were passed over %d times", chosen, passed)
+			}
+		})
+	}
+}
+
 // A node with one client pod notices a dead backend, too, because the client reaches the others.
 func TestHealOneClient(t *testing.T) {
 	s := newSimulation(t, 4, maps.Pool{})

@@ -519,6 +519,25 @@ func (w *world) hiddenRefusals(t *testing.T, servicePortID uint32) (hidden uint6
 	return hidden
 }
 
+// A SYN with data (TCP Fast Open) is sent again without, and goes to another backend then. Another SYN does not.
+func TestUnansweredSYNWithData(t *testing.T) {
+	two := []string{portPod, portPodToo}
+	eachFamily(t, func(t *testing.T, f family) {
+		w := newWorld(t, f, resteer)
+		w.serve(t, service{at: []string{clusterIP}, to: two})
+		w.ingress(t, uplink, tcp(client, clusterIP, "S").with("hello"))
+		had := w.backendOf(t, w.flowOf(t, client, clusterIP), two...)
+		time.Sleep(later)
+		in := tcp(client, clusterIP, "S")
+		w.ingress(t, uplink, in).ends(verdictNext, maps.ReasonTranslated)
+		if now := w.backendOf(t, w.flowOf(t, client, clusterIP), two...); now == had {
+			t.Errorf("the SYN goes to %s again", now)
+		}
+		time.Sleep(later)
+		w.ingress(t, uplink, in.numbered(1<<20)).ends(verdictNext, maps.ReasonFlow)
+	})
+}
+
 // A SYN that is sent again stays with its backend where another one would be wrong.
 func TestUnansweredSYNStays(t *testing.T) {
 	two := []string{remotePod, portPod}
@@ -648,6 +667,6 @@ func TestPortOfAResteeredSocket(t *testing.T) {
 		}
 		time.Sleep(later)
 		c.first(t, maps.ReasonFlow) // it is sent again
-		c.goesOn(w.ingress(t, p, tcp(p.client, clusterIP, "S").numbered(firstNumber+1)), maps.ReasonTranslated)
+		c.goesOn(w.ingress(t, p, tcp(p.client, clusterIP, "S").numbered(1<<20)), maps.ReasonTranslated)
 	}, resteer)
 }

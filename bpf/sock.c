@@ -118,7 +118,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	const struct backend *be = NULL;
 	struct pool pool = {};
 	enum reason why, answer;
-	bool answered, joins;
+	bool answered, silent;
 	__u32 client;
 	__u64 now;
 
@@ -148,11 +148,11 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 		return why;
 
 	answered = may_have_received(ctx);
-	joins = config_heal && ctx->protocol == IPPROTO_TCP && joins_connection(ctx);
-	if (ctx->protocol == IPPROTO_UDP ? !answered && shows_answers(be->id, now) : !joins)
+	silent = config_heal && ctx->protocol == IPPROTO_TCP && shows_nothing(ctx, v6);
+	if (ctx->protocol == IPPROTO_UDP ? !answered && shows_answers(be->id, now) : !silent)
 		note_dial(be, client, now);
 	set_hook_addr(ctx, v6, &be->addr, be->port);
-	return remember_original_dst(ctx, &original_dst, be, client, answered, joins, now);
+	return remember_original_dst(ctx, &original_dst, be, client, answered, silent, now);
 }
 
 /* connects resolves a connect(). */

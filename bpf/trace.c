@@ -68,7 +68,7 @@ int sluice_handshake(const __u64 *args)
 	state->handshake_counted = 1;
 	now = bpf_ktime_get_ns();
 	count_handshake(state, is == BPF_TCP_ESTABLISHED, elapsed(now, state->since));
-	if (!state->resteered && !state->joins)
+	if (!state->resteered && !state->shows_nothing)
 		note_handshake((struct sock *)args[0], state, is == BPF_TCP_ESTABLISHED, now);
 	return 0;
 }
@@ -84,7 +84,7 @@ int sluice_retransmit(const __u64 *args)
 	if (!state)
 		return 0;
 	count_retransmission(state, syn);
-	if (syn && state->since && !state->resteered && !state->refused && !state->joins)
+	if (syn && state->since && !state->resteered && !state->refused && !state->shows_nothing)
 		note_retransmit(state->backend_id, state->service_port_id, state->client,
 				state->since, bpf_ktime_get_ns());
 	return 0;

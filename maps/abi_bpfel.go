@@ -577,7 +577,7 @@ type abiSockState struct {
 	Resteered        uint16
 	MoreSyns         uint16
 	Refused          uint16
-	Joins            uint16
+	ShowsNothing     uint16
 	Lock             struct {
 		_   structs.HostLayout
 		Val uint32

@@ -1,6 +1,9 @@
 package maps
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // BackendHealth is how a backend treats new connections of clients that this node translates.
 type BackendHealth = abiBackendHealth
@@ -15,6 +18,15 @@ func (t *Tables) HealthOf(id uint32) (BackendHealth, bool) {
 // MayBeSuspects reports whether any backend is a suspect that may get a probe, or was within the last
 // minutes: programs note it at place 0, which no backend has.
 func (t *Tables) MayBeSuspects() bool { return t.Health.Get(0).Until != 0 }
+
+// lookForSuspects is how long programs look for suspects after the last probe of one.
+const lookForSuspects = 2 * time.Minute
+
+// NoteSuspects makes programs go on to look for suspects, of which none may get a probe for long: so the datagrams of
+// sockets that stay open do not go back to one.
+func (t *Tables) NoteSuspects() error {
+	return t.Health.Put(0, BackendHealth{Until: Now() + uint64(lookForSuspects)})
+}
 
 // IsSuspect reports whether the backend is passed over, or probed.
 func (h abiBackendHealth) IsSuspect() bool { return h.Suspected != 0 }

@@ -484,7 +484,7 @@ struct sock_state {
 	__u16 resteered; /* a flow leads to backend_id instead of backend, and shows its health */
 	__u16 more_syns; /* TCP: in the number of SYNs that the socket sends: see bpf/syn.c */
 	__u16 refused; /* TCP: by backend, and the application was not told */
-	__u16 joins; /* TCP: a further subflow: see joins_connection in bpf/lib/sock.h */
+	__u16 shows_nothing; /* TCP: of its backend: see shows_nothing in bpf/lib/sock.h */
 	struct bpf_spin_lock lock;
 };
 

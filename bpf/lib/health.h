@@ -197,7 +197,8 @@ static __always_inline __u64 pause_of(__u8 level)
 
 /*
  * note_suspect is called when a backend has become a suspect, or gets a probe. Place 0, which no backend
- * has, holds until when suspects are looked for: no pause is longer.
+ * has, holds until when suspects are looked for: no pause is longer, and the agent goes on while a suspect gets
+ * no probe, since there are no new connections.
  */
 static __always_inline void note_suspect(__u64 now)
 {

@@ -167,6 +167,17 @@ struct tcp_sock {
 	__u8 repair : 1;
 };
 
+struct ipv6_pinfo {
+	__s16 hop_limit : 9; /* -1: that of the route; some kernels have no bit field */
+	__u8 min_hopcount;
+};
+
+struct inet_sock {
+	struct ipv6_pinfo *pinet6;
+	__s16 uc_ttl; /* -1: the default */
+	__u8 min_ttl;
+};
+
 struct inet_connection_sock {
 	__u32 icsk_rto;
 	void *icsk_ulp_data;

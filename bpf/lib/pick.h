@@ -327,15 +327,16 @@ __noinline int is_suspect_at(__u32 slot)
 
 /*
  * are_few_suspects reports whether at most half of the count slots from base on have suspects. Of
- * more than MAX_COMPARED it looks at that many, from a random one on. It is global, so that the
- * verifier walks it once.
+ * more than MAX_COMPARED it looks at that many, which are spread over all: those side by side may have come, and gone,
+ * together. It is global, so that the verifier walks it once.
  */
 __noinline int are_few_suspects(__u32 base, __u32 count)
 {
 	__u32 first = count > MAX_COMPARED ? random_below(count) : 0, suspects = 0, i;
+	__u32 step = count > MAX_COMPARED ? count / MAX_COMPARED : 1;
 
 	for (i = 0; i < MAX_COMPARED && i < count; i++)
-		suspects += is_suspect_at(base + (first + i) % count);
+		suspects += is_suspect_at(base + (first + i * step) % count);
 	return 2 * suspects <= i;
 }
 

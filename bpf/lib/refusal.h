@@ -139,7 +139,7 @@ __noinline int hide_from_socket(struct __sk_buff *ctx, __u32 hook)
 	pkt->now = bpf_ktime_get_ns();
 	state = refused_socket(ctx, pkt);
 	reversed(&pkt->to, &pkt->key);
-	if (!state || state->refused || state->resteered || state->joins ||
+	if (!state || state->refused || state->resteered || state->shows_nothing ||
 	    (config_bridge_port && is_beside(ctx, &pkt->key)))
 		return 0;
 	pkt->flow = (struct flow){

@@ -21,6 +21,15 @@
 #define REPEAT_NS (20 * 1000000ULL)
 
 /*
+ * is_same_syn reports whether the SYN is that of the flow f again: with the data that it had (TCP Fast Open), or less,
+ * since a kernel that repeats it sends none.
+ */
+static __always_inline bool is_same_syn(const struct packet *pkt, const struct flow *f)
+{
+	return f->end - pkt->tcp.end < MAX_EARLY;
+}
+
+/*
  * is_unanswered reports whether the flow f, to which the packet of its client belongs, has no answer: the
  * packet is its SYN again, and the backend has not answered that, or has refused it: pkt->refused. Of UDP,
  * whose datagrams need no answer, the backend has to be a suspect, and the flow so old that its first
@@ -37,7 +46,7 @@ static __noinline bool is_unanswered(struct packet *pkt, const struct flow *f, b
 		return is_suspect(f->backend_id);
 	if (!half_open || (udp && !is_suspect(f->backend_id)))
 		return false;
-	if (!udp && (f->proto != IPPROTO_TCP || f->state != FLOW_NEW || f->end != pkt->tcp.end))
+	if (!udp && (f->proto != IPPROTO_TCP || f->state != FLOW_NEW || !is_same_syn(pkt, f)))
 		return false;
 	answers = entry_of(pkt, f, answers_role(f));
 	if (!answers || answers->state != FLOW_NEW)
@@ -73,7 +82,7 @@ static __always_inline bool dials_again(const struct packet *pkt, const struct f
 {
 	return half_open && f->proto == IPPROTO_TCP && f->flags & FLOW_RESTEERED &&
 	       pkt->event == EVENT_OPEN && f->role == FLOW_FROM_CLIENT && f->state == FLOW_NEW &&
-	       f->end != pkt->tcp.end;
+	       !is_same_syn(pkt, f);
 }
 
 /*
@@ -191,7 +200,7 @@ static __always_inline struct sock_state *leaving_socket(struct __sk_buff *ctx, 
 	if (!udp && (!tcp || !tcp->total_retrans))
 		return NULL;
 	state = bpf_sk_storage_get(&sl_sock_state, sk, NULL, 0);
-	return state && (udp ? leaves_dialled(state) : !state->joins) ? state : NULL;
+	return state && (udp ? leaves_dialled(state) : !state->shows_nothing) ? state : NULL;
 }
 
 /*

@@ -162,15 +162,39 @@ static __always_inline bool is_kernel_socket(struct bpf_sock_addr *ctx)
  * joins_connection reports whether a socket is a further subflow of a connection of Multipath TCP,
  * which only the backend of the first one can accept: see is_new in flow.h.
  */
-static __always_inline bool joins_connection(struct bpf_sock_addr *ctx)
+static __always_inline bool joins_connection(const struct tcp_sock *tcp)
 {
-	const struct tcp_sock *tcp = (const void *)bpf_skc_to_tcp_sock(ctx->sk);
 	const struct mptcp_subflow_context *subflow;
 
-	if (!tcp || !bpf_core_field_exists(tcp->is_mptcp) || !tcp->is_mptcp)
+	if (!bpf_core_field_exists(tcp->is_mptcp) || !tcp->is_mptcp)
 		return false;
 	subflow = ((const struct inet_connection_sock *)tcp)->icsk_ulp_data;
 	return BPF_CORE_READ_BITFIELD_PROBED(subflow, request_join);
+}
+
+/* Fewer hops may not lead to each backend. */
+#define ENOUGH_HOPS 32
+
+/*
+ * limits_hops reports whether the application has the packets of a socket end on their way, or the answers to them
+ * not accepted.
+ */
+static __always_inline bool limits_hops(const struct tcp_sock *tcp, bool v6)
+{
+	const struct inet_sock *inet = (const void *)tcp;
+	__s16 hops = inet->uc_ttl;
+	__s16 six_hops = v6 ? BPF_CORE_READ_BITFIELD_PROBED(inet->pinet6, hop_limit) : -1;
+
+	return (hops >= 0 && hops < ENOUGH_HOPS) || (six_hops >= 0 && six_hops < ENOUGH_HOPS) ||
+	       inet->min_ttl || (v6 && BPF_CORE_READ(inet->pinet6, min_hopcount));
+}
+
+/* shows_nothing reports whether the outcome of the connection of a socket shows nothing of its backend. */
+static __always_inline bool shows_nothing(struct bpf_sock_addr *ctx, bool v6)
+{
+	const struct tcp_sock *tcp = (const void *)bpf_skc_to_tcp_sock(ctx->sk);
+
+	return tcp && (joins_connection(tcp) || limits_hops(tcp, v6));
 }
 
 /*

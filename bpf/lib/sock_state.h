@@ -36,7 +36,7 @@ static __always_inline void replace_state(struct sock_state *state, const struct
 	state->answered = next->answered;
 	state->resteered = 0;
 	state->refused = 0;
-	state->joins = next->joins;
+	state->shows_nothing = next->shows_nothing;
 	state->since = next->since;
 	state->handshake_counted = 0;
 	state->client = next->client;
@@ -94,7 +94,8 @@ static __always_inline bool has_received(const struct sock *sk)
 static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *ctx,
 							 const struct frontend_key *original_dst,
 							 const struct backend *be, __u32 client,
-							 bool answered, bool joins, __u64 now)
+							 bool answered, bool shows_nothing,
+							 __u64 now)
 {
 	struct sock_state next = {
 		.original_dst = original_dst->addr,
@@ -105,7 +106,7 @@ static __always_inline enum reason remember_original_dst(struct bpf_sock_addr *c
 		.backend_id = be->id,
 		.counted = !is_kernel_socket(ctx),
 		.answered = answered,
-		.joins = joins,
+		.shows_nothing = shows_nothing,
 		.client = client,
 		.since = now,
 	};

@@ -127,6 +127,11 @@ func (b *Backends) look() {
 		b.totals.PassedOver += uint64(now.PassedOver - was.PassedOver)
 		b.totals.Episodes += uint64(now.Episodes - was.Episodes)
 	}
+	if b.totals.Suspects > 0 {
+		if err := b.cfg.Tables.NoteSuspects(); err != nil {
+			b.cfg.Log.Error("suspects stay without being noted", "err", err)
+		}
+	}
 }
 
 // Forget clears the suspicions of an earlier agent that healed, if this one does not.

@@ -93,6 +93,9 @@ func TestSuspectsAreReported(t *testing.T) {
 
 	put(0, maps.BackendHealth{Suspected: 1, Episodes: 3})
 	b.look()
+	if until := fakes.Health.Get(0).Until; until <= maps.Now() {
+		t.Error("programs do not look for a suspect that has got no probe for long")
+	}
 	lab.Must(t, Forget(fakes.Health))
 	b.look()
 	if got := b.Totals().Suspects; got != 0 {
