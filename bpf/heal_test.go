@@ -494,8 +494,8 @@ func TestHealFailsOpen(t *testing.T) {
 // Of many backends, those of one rollout are side by side, and may fail together: all of them are passed over if they are
 // less than half, and none if they are more.
 func TestHealManyNeighbours(t *testing.T) {
-	const n = 256
-	for _, suspects := range []int{n/2 - 8, n/2 + 8} {
+	for _, of := range [][2]int{{120, 256}, {136, 256}, {55, 127}, {72, 127}} {
+		suspects, n := of[0], of[1]
 		t.Run(fmt.Sprintf("%d of %d", suspects, n), func(t *testing.T) {
 			s := newSimulation(t, n, maps.Pool{})
 			for _, id := range s.backends[:suspects] {

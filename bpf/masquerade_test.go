@@ -305,7 +305,7 @@ func TestMasqueradePortsRunOut(t *testing.T) {
 
 // Where all ports are held, first packets look for one at length once in 100 ms, until there is a free one again.
 func TestMasqueradePortsAreScarce(t *testing.T) {
-	const all, few, pause = 64, 8, 100 * time.Millisecond
+	const all, few, pause = 64, 24, 100 * time.Millisecond
 	each(t, ways, func(t *testing.T, w *world, p place) {
 		w.serve(t, service{at: []string{clusterIP}, to: []string{remotePod}})
 		c := &conversation{w: w, place: p, proto: layers.IPProtocolTCP, vip: clusterIP, backend: remotePod, masqueradedPort: 20000}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/gopacket/gopacket/layers"
 	"github.com/vishvananda/netlink"
@@ -107,6 +108,9 @@ func TestMasqueradeAvoidsConnectedSockets(t *testing.T) {
 					w.ingress(t, p, first(proto, p.client, clusterIP)).ends(verdictNext, maps.ReasonTranslated)
 					if port := maps.Port(w.flowOf(t, p.client, clusterIP).MasqueradePort); test.taken && port != 20001 {
 						t.Errorf("port is %d, and the tuple is that of a socket", port)
+					}
+					if proto == layers.IPProtocolUDP { // an answer may be on its way until then
+						w.wait(t, 4*time.Second)
 					}
 					second := w.ingress(t, p, first(proto, stranger, clusterIP))
 					if test.taken && proto == layers.IPProtocolTCP {

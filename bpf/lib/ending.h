@@ -47,14 +47,8 @@
 /* How much of what a side has sent may not be acknowledged when it resets the connection. */
 #define MAX_IN_FLIGHT (1U << 20)
 
-/*
- * After this time without a packet, the flow of another client may take the tuple of a flow that is closing,
- * and a backend that does not answer the SYN of the same client does not have the connection any more.
- */
+/* After this time without a packet, the flow of another client may take the tuple of a flow that is closing. */
 #define CLOSING_NS (10 * 1000000000ULL)
-
-/* How long a backend may take to answer such a SYN: less than the second after which it comes again. */
-#define SYN_ANSWERED_NS (500 * 1000000ULL)
 
 /* is_ahead reports whether a is ahead of b, as sequence numbers that wrap around. */
 static __always_inline bool is_ahead(__u32 a, __u32 b)
@@ -114,6 +108,17 @@ static __always_inline bool is_in_flight(const struct flow *f, const struct flow
 }
 
 /*
+ * refuses_syn reports whether an RST of the side of f is the answer of a kernel that has no socket for a SYN, while one
+ * side of the flow seems to have reset it: the backend has nothing of the connection any more.
+ */
+static __always_inline bool refuses_syn(const struct segment *tcp, const struct flow *f,
+					const struct flow *other)
+{
+	return other && is_reply(f) && tcp->acks && !tcp->seq &&
+	       (f->state == FLOW_RESET || other->state == FLOW_RESET);
+}
+
+/*
  * check_reset accepts an RST of the side of f, marks it as invalid, or leaves it to the timeout.
  * other is the entry of the other side, or NULL.
  */
@@ -125,6 +130,8 @@ static __always_inline void check_reset(struct packet *pkt, struct flow *f,
 	if (other && other->ack && tcp->seq == other->ack)
 		f->ending |= FLOW_RST_VALID;
 	else if (other && !other->ack && other->end && tcp->acks && tcp->ack == other->end)
+		f->ending |= FLOW_RST_VALID;
+	else if (refuses_syn(tcp, f, other))
 		f->ending |= FLOW_RST_VALID;
 	else if (is_new(f) || !f->end || tcp->seq != f->end || !is_in_flight(f, other))
 		pkt->event = EVENT_INVALID;
@@ -230,7 +237,7 @@ __noinline int reopen(__u32 hook)
 	if (!pkt)
 		return 0;
 	pkt->event = EVENT_INVALID;
-	f = bpf_map_lookup_elem(&sl_flows, &pkt->ip.key);
+	f = half_open_at(&pkt->ip.key) ?: bpf_map_lookup_elem(&sl_flows, &pkt->ip.key);
 	other = f ? other_side(pkt, f) : NULL;
 	if (!other || f->ending & FLOW_OVER ||
 	    (f->state != FLOW_RESET && other->state != FLOW_RESET))
@@ -295,7 +302,7 @@ static __noinline int follow_segment(struct packet *pkt, struct flow *f, bool ha
 	bool resets = pkt->event == EVENT_RESET;
 	__u8 had = f->ending;
 
-	if (pkt->event == EVENT_ACCEPT && !half_open && is_reply(f))
+	if (pkt->event == EVENT_ACCEPT && is_reply(f) && !is_new(f))
 		return reopen(pkt->ip.key.hook);
 	if (pkt->ip.later || !(resets || is_in_window(f, &pkt->tcp, half_open))) {
 		pkt->event = EVENT_INVALID;

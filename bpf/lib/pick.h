@@ -333,7 +333,7 @@ __noinline int is_suspect_at(__u32 slot)
 __noinline int are_few_suspects(__u32 base, __u32 count)
 {
 	__u32 first = count > MAX_COMPARED ? random_below(count) : 0, suspects = 0, i;
-	__u32 step = count > MAX_COMPARED ? count / MAX_COMPARED : 1;
+	__u32 step = (count + MAX_COMPARED - 1) / MAX_COMPARED;
 
 	for (i = 0; i < MAX_COMPARED && i < count; i++)
 		suspects += is_suspect_at(base + (first + i * step) % count);

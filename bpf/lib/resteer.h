@@ -111,7 +111,7 @@ static __noinline int answer_late(struct packet *pkt, struct flow *f)
 {
 	struct flow *from, *answers;
 
-	if (pkt->ip.later || !pkt->tcp.acks || pkt->tcp.ack != f->ack)
+	if (pkt->ip.later || !pkt->tcp.acks || pkt->tcp.ack - f->ack >= MAX_EARLY)
 		return REASON_PASS_OTHER_TRAFFIC;
 	if (pkt->event != EVENT_ACCEPT)
 		return REASON_DROP_ABANDONED;
@@ -134,7 +134,7 @@ static __noinline int answer_late(struct packet *pkt, struct flow *f)
 	pkt->flow.role = FLOW_FROM_CLIENT;
 	pkt->flow.state = FLOW_NEW;
 	pkt->flow.flags |= FLOW_COUNTED;
-	pkt->flow.end = f->ack;
+	pkt->flow.end = pkt->tcp.ack;
 	pkt->flow.ack = 0;
 	comes_as(&pkt->flow, FLOW_FROM_CLIENT, &pkt->key);
 	if (put_half_open(&pkt->key, &pkt->flow, BPF_ANY))

@@ -314,8 +314,8 @@ static __always_inline bool has_backend(const struct flow *f)
  * an entry of its replies, or it has ended.
  *
  * UDP has ended after its timeout, SCTP when one side has closed, and TCP when both sides certainly
- * have, or when one seems to have reset it and the backend, silent since, has not answered a SYN either: one
- * that still has the connection would.
+ * have. If one only seems to have reset it, the SYN goes to the backend, whose answer shows that: see reopen and
+ * check_reset.
  */
 static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f, bool half_open)
 {
@@ -343,10 +343,7 @@ static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f,
 		return !answers || elapsed(pkt->now, answers->last_seen) > limit;
 	if (f->proto == IPPROTO_SCTP)
 		return has_closed(f) || (answers && has_closed(answers));
-	if (f->state != FLOW_RESET && !(answers && answers->state == FLOW_RESET))
-		return false;
-	return idle >= SYN_ANSWERED_NS && answers &&
-	       elapsed(f->last_seen, answers->last_seen) > CLOSING_NS;
+	return false;
 }
 
 #endif

@@ -218,8 +218,11 @@ static __always_inline enum hold hold_on_tuple(const struct packet *pkt, const s
 		return HOLD_NONE;
 	idle = elapsed(pkt->now, had->last_seen);
 	limit = stream ? config_udp_idle_ns : config_udp_unanswered_ns;
-	if (had->proto == IPPROTO_UDP)
-		return idle > limit ? HOLD_NONE : stream ? HOLD_LIVE : HOLD_WEAK;
+	if (had->proto == IPPROTO_UDP && idle > limit)
+		return HOLD_NONE;
+	if (had->proto ==
+	    IPPROTO_UDP) /* an answer that is on its way must not reach another client */
+		return stream || idle <= OPENING_NS ? HOLD_LIVE : HOLD_WEAK;
 	if (had->ending & FLOW_OVER)
 		return is_in_time_wait(pkt, had) ? HOLD_WEAK : HOLD_NONE;
 	if (is_new(had))
@@ -249,7 +252,7 @@ __noinline int gives_up(__u32 urgent)
 		pkt->weak = had->last_seen;
 		pkt->weak_port = pkt->key.dst_port;
 	}
-	return hold == HOLD_NONE || (hold == HOLD_WEAK && urgent);
+	return hold == HOLD_NONE || (hold == HOLD_WEAK && urgent && had->last_seen == pkt->weak);
 }
 
 /*
@@ -418,9 +421,10 @@ static __always_inline void evict(struct packet *pkt)
 #define PORTS_IN_TURN 8
 
 /*
- * After a search that has found no free port, the next ones for that backend only try as many as in turn for this long,
- * unless one of them finds a free port. Otherwise first packets would be dear where nearly all ports are held.
+ * After a search that has found no free port, the next ones for that backend only try so many for this long, unless one
+ * of them finds a free port. Otherwise first packets would be dear where nearly all ports are held.
  */
+#define SCARCE_TRIES 24
 #define SCARCE_NS (100 * 1000000ULL)
 
 /*
@@ -513,7 +517,7 @@ __noinline int reserve_port(struct __sk_buff *ctx, __u32 role)
 	__sync_fetch_and_add(&turn->next, 1);
 	if (pkt->flow.proto == IPPROTO_UDP)
 		number = tuple_hash(&pkt->flow);
-	tries = elapsed(pkt->now, turn->scarce) <= SCARCE_NS ? PORTS_IN_TURN : MAX_PORT_TRIES;
+	tries = elapsed(pkt->now, turn->scarce) <= SCARCE_NS ? SCARCE_TRIES : MAX_PORT_TRIES;
 	pkt->weak = 0;
 	for (i = 0; i < tries; i++) {
 		why = reserve_as(ctx, role, port_of_window(number), false);
