@@ -344,6 +344,13 @@ const (
 	abiHealthCauseHEALTH_UNREACHABLE abiHealthCause = 4
 )
 
+type abiHealthTime uint32
+
+const (
+	abiHealthTimeHEALTH_MAX_PAUSE  abiHealthTime = 60000
+	abiHealthTimeHEALTH_LOOKED_FOR abiHealthTime = 120000
+)
+
 type abiHistogram uint32
 
 const (
@@ -753,6 +760,7 @@ const (
 	abiVarBtfFlowRole       = "btf_flow_role"
 	abiVarBtfFlowState      = "btf_flow_state"
 	abiVarBtfHealthCause    = "btf_health_cause"
+	abiVarBtfHealthTime     = "btf_health_time"
 	abiVarBtfHistogram      = "btf_histogram"
 	abiVarBtfHook           = "btf_hook"
 	abiVarBtfIdLayout       = "btf_id_layout"
@@ -886,6 +894,7 @@ type abiVariableSpecs struct {
 	BtfFlowRole       *ebpf.VariableSpec `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.VariableSpec `ebpf:"btf_flow_state"`
 	BtfHealthCause    *ebpf.VariableSpec `ebpf:"btf_health_cause"`
+	BtfHealthTime     *ebpf.VariableSpec `ebpf:"btf_health_time"`
 	BtfHistogram      *ebpf.VariableSpec `ebpf:"btf_histogram"`
 	BtfHook           *ebpf.VariableSpec `ebpf:"btf_hook"`
 	BtfIdLayout       *ebpf.VariableSpec `ebpf:"btf_id_layout"`
@@ -1039,6 +1048,7 @@ type abiVariables struct {
 	BtfFlowRole       *ebpf.Variable `ebpf:"btf_flow_role"`
 	BtfFlowState      *ebpf.Variable `ebpf:"btf_flow_state"`
 	BtfHealthCause    *ebpf.Variable `ebpf:"btf_health_cause"`
+	BtfHealthTime     *ebpf.Variable `ebpf:"btf_health_time"`
 	BtfHistogram      *ebpf.Variable `ebpf:"btf_histogram"`
 	BtfHook           *ebpf.Variable `ebpf:"btf_hook"`
 	BtfIdLayout       *ebpf.Variable `ebpf:"btf_id_layout"`

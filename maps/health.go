@@ -19,8 +19,8 @@ func (t *Tables) HealthOf(id uint32) (BackendHealth, bool) {
 // minutes: programs note it at place 0, which no backend has.
 func (t *Tables) MayBeSuspects() bool { return t.Health.Get(0).Until != 0 }
 
-// lookForSuspects is how long programs look for suspects after the last probe of one.
-const lookForSuspects = 2 * time.Minute
+// lookForSuspects is how long programs look for suspects after one was noted.
+const lookForSuspects = time.Duration(abiHealthTimeHEALTH_LOOKED_FOR) * time.Millisecond
 
 // NoteSuspects makes programs go on to look for suspects, of which none may get a probe for long: so the datagrams of
 // sockets that stay open do not go back to one.

@@ -6,6 +6,7 @@
 
 const enum scope *btf_scope __attribute__((unused));
 const enum kind *btf_kind __attribute__((unused));
+const enum health_time *btf_health_time __attribute__((unused));
 const enum algorithm *btf_algorithm __attribute__((unused));
 const enum pool_flag *btf_pool_flag __attribute__((unused));
 const enum cidr_use *btf_cidr_use __attribute__((unused));

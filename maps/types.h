@@ -224,6 +224,12 @@ enum health_cause {
 	HEALTH_UNREACHABLE = 4, /* the network or the host reported so */
 };
 
+/* For how long, in milliseconds. */
+enum health_time {
+	HEALTH_MAX_PAUSE = 60000, /* a suspect is passed over at most */
+	HEALTH_LOOKED_FOR = 2 * HEALTH_MAX_PAUSE, /* suspects are looked for after one was noted */
+};
+
 /*
  * How a backend treats new connections of clients that this node translates, by the index of its
  * id. Programs on several CPUs write it without a lock: what one of them overwrites is one

@@ -73,7 +73,7 @@ volatile const bool config_resteer = false;
 
 /* The pauses: a second, doubled up to MAX_LEVEL times, and a minute at most. */
 #define FIRST_PAUSE (1000 * MS)
-#define MAX_PAUSE (60000 * MS)
+#define MAX_PAUSE (HEALTH_MAX_PAUSE * MS)
 #define MAX_LEVEL 6
 
 /*
@@ -205,7 +205,7 @@ static __always_inline void note_suspect(__u64 now)
 	struct backend_health *any = health_place(0);
 
 	if (any)
-		any->until = now + 2 * MAX_PAUSE;
+		any->until = now + HEALTH_LOOKED_FOR * MS;
 }
 
 /*

@@ -87,8 +87,8 @@ func (b *Backends) isProbe(backend maps.Backend) bool {
 	return err == nil && ok && port.IsProbe()
 }
 
-// look logs each change of a backend. There are as many as the cluster has endpoints, and rarely a
-// suspect among them: without one it reads none.
+// look logs and counts each change of a backend, and while there are suspects writes at place 0 that programs go on to look
+// for them. There are as many backends as the cluster has endpoints, and rarely a suspect among them: without one it reads none.
 func (b *Backends) look() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
