@@ -135,6 +135,9 @@ func drawTrial(t *table, trial status.Trial) {
 		if more := len(svc.Frontends) - mostDrawn; more > 0 {
 			t.note(fmt.Sprintf("%-13s%d more, which -o json has", "frontends", more))
 		}
+		if svc.HealthCheck != "" {
+			t.note(fmt.Sprintf("%-13shealth check node port %s", "health", svc.HealthCheck))
+		}
 		for _, port := range svc.Without {
 			t.note(fmt.Sprintf("%-13sno endpoint would serve %s: new connections would be refused", "endpoints", port))
 		}

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/sluice-lb/sluice/pkg/kube"
@@ -17,29 +16,21 @@ func (a *agent) try(ctx context.Context, content []byte, deleted bool) (status.T
 	if err != nil {
 		return status.Tried{}, err
 	}
-	change, problems, err := kube.ReadChange(content, nodeName)
+	change, problems, err := kube.ReadChange(content, nodeName, deleted)
 	if err != nil {
 		return status.Tried{}, err
 	}
-	if len(change.Services)+len(change.Slices) == 0 && change.Node == nil {
-		return status.Tried{}, errors.New("the change has no Service, no EndpointSlice, and not the Node of this node")
-	}
-	change.Deleted = deleted
 	tried := status.Tried{Problems: problems}
+	concerned := a.model.state.Concerned(&change)
+	if change.Node != nil { // it concerns all
+		concerned = a.model.state.Snapshots()
+	}
 	var known []lb.Snapshot
-	tried.Node, err = queue.Ask(ctx, a.queue, func() *lb.Node {
-		known = a.model.state.Concerned(&change)
-
-		return a.model.state.Node()
-	})
-	if err != nil {
+	if err := queue.Collect(ctx, a.queue, concerned, func(s lb.Snapshot) { known = append(known, s) }); err != nil {
 		return tried, err
 	}
-	if change.Node != nil && !deleted { // it concerns all
-		known = nil
-		if err := queue.Collect(ctx, a.queue, a.model.state.Snapshots(), func(s lb.Snapshot) { known = append(known, s) }); err != nil {
-			return tried, err
-		}
+	if tried.Node, err = queue.Ask(ctx, a.queue, a.model.state.Node); err != nil {
+		return tried, err
 	}
 	tried.Outcomes = change.Outcomes(tried.Node, known)
 	if len(change.Services) > 0 && !deleted { // slices bring no frontend
@@ -49,17 +40,27 @@ func (a *agent) try(ctx context.Context, content []byte, deleted bool) (status.T
 	return tried, err
 }
 
-// ownersOf returns which frontends that Services would have are those of other Services.
+// ownersOf returns which frontends that Services would have are those of other Services, and would go on to be.
 func (a *agent) ownersOf(ctx context.Context, outcomes []lb.Outcome) (map[lb.FrontendKey]status.Owner, error) {
 	var claimed []lb.Frontend
+	changed := make(map[lb.ServiceName]bool)
+	claims := make(map[lb.ServiceName]map[lb.FrontendKey]bool) // of those that change
 	for _, o := range outcomes {
-		if o.After.Service != nil {
-			claimed = append(claimed, o.After.Resolve().Frontends...)
+		changed[o.Name] = true
+		if o.After.Service == nil {
+			continue
+		}
+		frontends := o.After.Resolve().Frontends
+		claimed = append(claimed, frontends...)
+		claims[o.Name] = make(map[lb.FrontendKey]bool, len(frontends))
+		for i := range frontends {
+			claims[o.Name][frontends[i].Key] = true
 		}
 	}
 	owners := make(map[lb.FrontendKey]status.Owner)
 	err := queue.Collect(ctx, a.queue, slices.Values(claimed), func(f lb.Frontend) {
-		if owner, yields := a.writer.OwnerOf(f.Key, f.Kind); owner != nil && owner.Name != f.Port.Service {
+		owner, yields := a.writer.OwnerOf(f.Key, f.Kind)
+		if owner != nil && owner.Name != f.Port.Service && (!changed[owner.Name] || claims[owner.Name][f.Key]) {
 			owners[f.Key] = status.Owner{Service: owner.Name, Yields: yields}
 		}
 	})

@@ -30,7 +30,7 @@ func TestReadChange(t *testing.T) {
 		{"no YAML", "a: [", "0 0 ", nil, []string{"change: "}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			change, problems, err := ReadChange([]byte(test.content), "node1")
+			change, problems, err := ReadChange([]byte(test.content), "node1", false)
 			zone := ""
 			if change.Node != nil {
 				zone = change.Node.Zone
@@ -62,5 +62,16 @@ func mustContain(t *testing.T, text string, want []string) {
 		if !strings.Contains(text, w) {
 			t.Errorf("%q is not in %q", w, text)
 		}
+	}
+}
+
+// Of what is deleted, only the names count, and a Node is not.
+func TestReadDeletion(t *testing.T) {
+	change, problems, err := ReadChange([]byte("apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {ports: [{port: 80}]}"), "node1", true)
+	if err != nil || len(problems) > 0 || len(change.Services) != 1 || !change.Deleted {
+		t.Errorf("the change is %v, with the problems %v: %v", change, problems, err)
+	}
+	if _, _, err := ReadChange([]byte("apiVersion: v1\nkind: Node\nmetadata: {name: node1}"), "node1", true); err == nil {
+		t.Error("a Node is deleted without an error")
 	}
 }

@@ -1,6 +1,9 @@
 package lb
 
-import "slices"
+import (
+	"iter"
+	"slices"
+)
 
 // Change is a set of objects that a cluster may get, in place of those of the same names.
 type Change struct {
@@ -21,28 +24,35 @@ type Outcome struct {
 // Node returns the node. It is the State's own: read only.
 func (s *State) Node() *Node { return s.node }
 
-// Concerned returns the Services that a change concerns, as they are. Those of a changed node are all: the caller takes them of
-// [State.Snapshots].
-func (s *State) Concerned(change *Change) []Snapshot {
-	var names []ServiceName
-	for i := range change.Services {
-		names = append(names, change.Services[i].Name)
-	}
-	for i := range change.Slices {
-		names = append(names, change.Slices[i].Service)
-		if known := s.Slice(change.Slices[i].Name); known != nil {
-			names = append(names, known.Service) // it may be of another Service until now
-		}
-	}
-	slices.SortFunc(names, ServiceName.compare)
-	var concerned []Snapshot
-	for _, name := range slices.Compact(names) {
-		if known := s.services[name]; known != nil { // its slices count, too, where the Service is new
-			concerned = append(concerned, Snapshot{known.service, known.slices, s.node})
-		}
-	}
+// Concerned yields the Services that a change concerns, as they are. Those of a changed node are all: the caller takes them of
+// [State.Snapshots]. The State may change between two of them.
+func (s *State) Concerned(change *Change) iter.Seq[Snapshot] {
+	return func(yield func(Snapshot) bool) {
+		seen := make(map[ServiceName]bool)
+		goesOn := func(name ServiceName) bool {
+			known := s.services[name]
+			if known == nil || seen[name] {
+				return true
+			}
+			seen[name] = true // its slices count, too, where the Service is new
 
-	return concerned
+			return yield(Snapshot{known.service, known.slices, s.node})
+		}
+		for i := range change.Services {
+			if !goesOn(change.Services[i].Name) {
+				return
+			}
+		}
+		for i := range change.Slices {
+			slice := &change.Slices[i]
+			if known := s.Slice(slice.Name); known != nil && !goesOn(known.Service) { // it may be of another Service until now
+				return
+			}
+			if !goesOn(slice.Service) {
+				return
+			}
+		}
+	}
 }
 
 // Outcomes returns what a change makes of the Services that it concerns, sorted by name. They are known as they are, at a

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 )
 
@@ -31,7 +32,7 @@ func TestOutcomes(t *testing.T) {
 			s.SetSlice(sliceOf("b", "b-1", endpoint("10.0.0.2")))
 			s.SetSlice(sliceOf("early", "early-1", endpoint("10.0.0.9")))
 			got := ""
-			for _, o := range test.change.Outcomes(s.Node(), s.Concerned(&test.change)) {
+			for _, o := range test.change.Outcomes(s.Node(), slices.Collect(s.Concerned(&test.change))) {
 				got += fmt.Sprintf("%s: %s -> %s, ", o.Name.Name, leads(o.Before), leads(o.After))
 			}
 			if got != test.want {
@@ -59,16 +60,8 @@ func TestOutcomesInAnotherZone(t *testing.T) {
 	node := testNode
 	node.Zone = "zb"
 	change := Change{Node: &node}
-	outcomes := change.Outcomes(s.Node(), allOf(s))
+	outcomes := change.Outcomes(s.Node(), slices.Collect(s.Snapshots()))
 	if len(outcomes) != 1 || leads(outcomes[0].Before) != "10.0.0.1:8080" || leads(outcomes[0].After) != "10.0.0.2:8080" {
 		t.Errorf("the outcome is %v", outcomes)
 	}
-}
-
-func allOf(s *State) (all []Snapshot) {
-	for snapshot := range s.Snapshots() {
-		all = append(all, snapshot)
-	}
-
-	return all
 }

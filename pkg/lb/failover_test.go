@@ -52,14 +52,15 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// With masqueradeAll, clients of other nodes' endpoints are masqueraded as under the policy Cluster.
+// With masqueradeAll, clients outside are masqueraded as under the policy Cluster, and those inside as under Local.
 func TestFallbackIsMasqueraded(t *testing.T) {
 	node := testNode
 	node.MasqueradeAll = true
 	svc := web(balanced, externalLocal, func(s *Service) { s.Failover = Fallback })
 	for _, f := range Resolve(svc, []*EndpointSlice{slice("web-1", endpoint("10.0.0.1"))}, &node).Frontends {
-		if f.Key.Port != 0 && !f.Masquerade {
-			t.Errorf("clients of %s are not masqueraded", f.Key)
+		want := f.Kind == KindClusterIP || f.Key.Scope == External
+		if f.Key.Port != 0 && f.Masquerade != want {
+			t.Errorf("clients of %s are masqueraded: %v, want %v", f.Key, f.Masquerade, want)
 		}
 	}
 }

@@ -185,22 +185,23 @@ func (r *resolver) add(f Frontend, endpoints *selection) {
 	if f.Kind == KindClusterIP {
 		policies = [...]TrafficPolicy{Internal: r.svc.internalPolicy(), External: r.svc.internalPolicy()}
 	}
+	all := r.node.MasqueradeAll && (f.Kind == KindClusterIP || policies[External] == Cluster)
+	masqueraded := [...]bool{Internal: all, External: all}
 	if f.Kind != KindClusterIP && policies[External] == Local && !endpoints.anyLocal() {
 		switch {
 		case r.svc.Failover == Fallback:
-			policies[External] = Cluster
+			policies[External], masqueraded[External] = Cluster, r.node.MasqueradeAll
 		case r.svc.Failover == Passthrough && f.Kind != KindNodePort:
 			passes = true
 		}
 	}
-	f.Masquerade = r.node.MasqueradeAll && (f.Kind == KindClusterIP || policies[External] == Cluster)
 	f.Affinity = r.svc.Affinity
 	f.OptedOut = r.svc.OptedOut
 	f.Healing = r.svc.Healing
 	f.Algorithm = cmp.Or(r.svc.Algorithm, r.node.Algorithm, Random)
 	for _, scope := range []Scope{Internal, External} {
 		f.Key.Scope = scope
-		f.Policy = policies[scope]
+		f.Policy, f.Masquerade = policies[scope], masqueraded[scope]
 		f.Backends = endpoints.takeBackends(policies[scope])
 		f.PassIfEmpty = passes && scope == External
 		f.DropIfEmpty = len(f.Backends) == 0 && endpoints.any() && !f.PassIfEmpty

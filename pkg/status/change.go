@@ -2,6 +2,7 @@ package status
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -28,8 +29,10 @@ type TriedService struct {
 	// Connections are those of this node's clients to endpoints that go.
 	Connections int `json:"connections"`
 	// Without are the service ports that would have no endpoint that new connections may use, on any node.
-	Without  []string     `json:"withoutEndpoint,omitempty"`
-	Problems []lb.Problem `json:"problems,omitempty"`
+	Without []string `json:"withoutEndpoint,omitempty"`
+	// HealthCheck is how the health check node port changes.
+	HealthCheck string       `json:"healthCheckNodePort,omitempty"`
+	Problems    []lb.Problem `json:"problems,omitempty"`
 }
 
 // TriedFrontend is a frontend that comes, goes or changes.
@@ -77,58 +80,102 @@ type Owner struct {
 }
 
 // trial returns what a change would make of Services. The maps have the connections.
-func (t Tried) trial(m *maps.Tables) (Trial, error) {
+func (t Tried) trial(ctx context.Context, m *maps.Tables) (Trial, error) {
 	trial := Trial{Node: t.Node.Name, Zone: t.Node.Zone, Services: []TriedService{}, Problems: t.Problems}
+	var known *states
 	for _, outcome := range t.Outcomes {
-		tried, err := tryOne(outcome, t.Owners, m)
-		if err != nil {
+		if err := ctx.Err(); err != nil {
 			return trial, err
 		}
-		if !tried.isSame() {
-			trial.Services = append(trial.Services, tried)
+		before, after := resolved(outcome.Before), resolved(outcome.After)
+		tried := tryOne(outcome, before, after, t.Owners)
+		if tried.isSame() {
+			continue
 		}
+		if known == nil {
+			of := "" // all
+			if len(t.Outcomes) == 1 {
+				of = tried.Name
+			}
+			var err error
+			if known, err = newStates(m, of); err != nil {
+				return trial, err
+			}
+		}
+		if err := tried.countConnections(outcome.Before, before, known); err != nil {
+			return trial, err
+		}
+		trial.Services = append(trial.Services, tried)
 	}
 
 	return trial, nil
 }
 
-// tryOne compares a Service before and after a change. Owners are the other Services that have its new frontends.
-func tryOne(o lb.Outcome, owners map[lb.FrontendKey]Owner, m *maps.Tables) (TriedService, error) {
-	tried := TriedService{Name: o.Name.String(), Outcome: "changed", Frontends: []TriedFrontend{}, Endpoints: []TriedEndpoint{}}
-	var before, after lb.Resolution
-	if o.Before.Service == nil {
+// resolved returns the resolution of a Service, which is empty if there is none.
+func resolved(s lb.Snapshot) lb.Resolution {
+	if s.Service == nil {
+		return lb.Resolution{}
+	}
+
+	return s.Resolve()
+}
+
+// tryOne compares a Service before and after a change, without its connections. Owners are the other Services that have its new
+// frontends.
+func tryOne(o lb.Outcome, before, after lb.Resolution, owners map[lb.FrontendKey]Owner) TriedService {
+	tried := TriedService{
+		Name: o.Name.String(), Outcome: "changed", Problems: after.Problems, Without: withoutEndpoint(after),
+		Frontends: tryFrontends(before, after, owners), Endpoints: tryEndpoints(before, after),
+	}
+	switch {
+	case o.Before.Service == nil:
 		tried.Outcome = "new"
-	} else {
-		before = o.Before.Resolve()
-	}
-	if o.After.Service == nil {
+	case o.After.Service == nil:
 		tried.Outcome = "deleted"
-	} else {
-		after = o.After.Resolve()
-		tried.Problems = after.Problems
+	case o.Before.Service.HealthCheckNodePort != o.After.Service.HealthCheckNodePort:
+		tried.HealthCheck = fmt.Sprintf("%d → %d", o.Before.Service.HealthCheckNodePort, o.After.Service.HealthCheckNodePort)
 	}
-	connections, err := connectionsOf(o.Before, before, m)
-	if err != nil {
-		return tried, err
+
+	return tried
+}
+
+// countConnections adds how many connections this node's clients have to the endpoints.
+func (s *TriedService) countConnections(snapshot lb.Snapshot, before lb.Resolution, known *states) error {
+	if snapshot.Service == nil {
+		return nil
 	}
-	tried.Frontends = tryFrontends(before, after, owners)
-	tried.Endpoints = tryEndpoints(before, after, connections)
-	counted := make(map[endpointKey]bool) // each is listed for every traffic policy
-	for _, e := range tried.Endpoints {
-		key := endpointKey{port: lb.PortName{Port: e.Service, Protocol: e.Protocol}, addr: e.Address}
-		if e.State == goes && !counted[key] {
-			tried.Connections += e.Connections
-			counted[key] = true
+	view := serviceOf(snapshot, before)
+	if err := known.add(&view); err != nil {
+		return err
+	}
+	counts := make(map[endpointKey]int)
+	for _, port := range view.Ports {
+		for _, b := range port.Backends {
+			counts[endpointKey{port: lb.PortName{Port: b.Service, Protocol: b.Protocol}, addr: b.Address}] = b.Connections
 		}
 	}
-	tried.Without = withoutEndpoint(after)
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		key := endpointKey{port: lb.PortName{Port: e.Service, Protocol: e.Protocol}, addr: e.Address}
+		e.Connections = counts[key]
+		if e.State == goes && (i == 0 || !s.listed(i, e)) {
+			s.Connections += e.Connections
+		}
+	}
 
-	return tried, nil
+	return nil
+}
+
+// listed reports whether an endpoint is among those before it, for another traffic policy.
+func (s *TriedService) listed(i int, e *TriedEndpoint) bool {
+	return slices.ContainsFunc(s.Endpoints[:i], func(other TriedEndpoint) bool {
+		return other.Service == e.Service && other.Protocol == e.Protocol && other.Address == e.Address
+	})
 }
 
 // isSame reports whether a change makes no difference.
 func (s TriedService) isSame() bool {
-	return s.Outcome == "changed" && len(s.Frontends) == 0 && !slices.ContainsFunc(s.Endpoints, func(e TriedEndpoint) bool { return e.Now != e.Then || e.State == comes || e.State == goes })
+	return s.Outcome == "changed" && s.HealthCheck == "" && len(s.Frontends) == 0 && !slices.ContainsFunc(s.Endpoints, func(e TriedEndpoint) bool { return e.Now != e.Then || e.State == comes || e.State == goes })
 }
 
 const (
@@ -190,11 +237,15 @@ func differences(was, is, wasOutside, isOutside lb.Frontend) string {
 			texts = append(texts, fmt.Sprintf("%s %s → %s", what, before, after))
 		}
 	}
+	add("kind", was.Kind, is.Kind)
 	add("port", was.Port.String(), is.Port.String())
 	add("algorithm", was.Algorithm, is.Algorithm)
 	add("affinity", was.Affinity, is.Affinity)
 	add("policy inside", was.Policy, is.Policy)
 	add("policy outside", wasOutside.Policy, isOutside.Policy)
+	if len(wasOutside.Backends)+len(isOutside.Backends) == 0 {
+		add("packets from outside", whenEmpty(0, wasOutside.PassIfEmpty, wasOutside.DropIfEmpty), whenEmpty(0, isOutside.PassIfEmpty, isOutside.DropIfEmpty))
+	}
 	add("source ranges", was.SourceRanges, is.SourceRanges)
 	add("masquerade", wasOutside.Masquerade, isOutside.Masquerade)
 	add("opted out", was.OptedOut, is.OptedOut)
@@ -217,14 +268,14 @@ type shares struct {
 	order []endpointKey
 }
 
-// sharesOf returns the endpoints of all traffic policies that clients of the Service meet.
+// sharesOf returns the endpoints under all traffic policies that frontends of the Service have.
 func sharesOf(r lb.Resolution) shares {
-	met := make(map[lb.PortName]map[lb.TrafficPolicy]bool)
+	has := make(map[lb.PortName]map[lb.TrafficPolicy]bool)
 	eachFrontend(r, func(inside, outside lb.Frontend) {
-		if met[inside.Port] == nil {
-			met[inside.Port] = make(map[lb.TrafficPolicy]bool)
+		if has[inside.Port] == nil {
+			has[inside.Port] = make(map[lb.TrafficPolicy]bool)
 		}
-		met[inside.Port][inside.Policy], met[inside.Port][outside.Policy] = true, true
+		has[inside.Port][inside.Policy], has[inside.Port][outside.Policy] = true, true
 	})
 	type group struct {
 		port   lb.PortName
@@ -237,7 +288,7 @@ func sharesOf(r lb.Resolution) shares {
 		for i := range r.Endpoints {
 			e := &r.Endpoints[i]
 			for policy := range e.Uses {
-				if p := lb.TrafficPolicy(policy); met[*e.Port][p] {
+				if p := lb.TrafficPolicy(policy); has[*e.Port][p] {
 					do(endpointKey{*e.Port, p, e.Addr}, group{*e.Port, p, lb.FamilyOf(e.Addr.Addr())}, e)
 				}
 			}
@@ -259,7 +310,7 @@ func sharesOf(r lb.Resolution) shares {
 }
 
 // tryEndpoints returns all endpoints of a Service, before and after a change, sorted.
-func tryEndpoints(before, after lb.Resolution, connections map[endpointKey]int) []TriedEndpoint {
+func tryEndpoints(before, after lb.Resolution) []TriedEndpoint {
 	was, is := sharesOf(before), sharesOf(after)
 	var keys []endpointKey
 	keys = append(append(keys, was.order...), is.order...)
@@ -280,35 +331,10 @@ func tryEndpoints(before, after lb.Resolution, connections map[endpointKey]int) 
 		tried = append(tried, TriedEndpoint{
 			Service: key.port.String(), Protocol: key.port.Protocol, Policy: key.policy.String(), Address: key.addr,
 			Node: e.Place().NodeName, Zone: e.Place().Zone, Now: was.odds[key], Then: is.odds[key], State: state,
-			Connections: connections[endpointKey{port: key.port, addr: key.addr}],
 		})
 	}
 
 	return tried
-}
-
-// connectionsOf returns how many connections this node's clients have to each endpoint of a Service, by port and address.
-func connectionsOf(snapshot lb.Snapshot, r lb.Resolution, m *maps.Tables) (map[endpointKey]int, error) {
-	found := make(map[endpointKey]int)
-	if snapshot.Service == nil {
-		return found, nil
-	}
-	view := serviceOf(snapshot, r)
-	known, err := newStates(m, view.Name)
-	if err != nil {
-		return nil, err
-	}
-	if err := known.add(&view); err != nil {
-		return nil, err
-	}
-	for i, port := range snapshot.Service.Ports {
-		name := lb.PortName{Service: snapshot.Service.Name, Port: port.Name, Protocol: port.Protocol}
-		for _, b := range view.Ports[i].Backends {
-			found[endpointKey{port: name, addr: b.Address}] = b.Connections
-		}
-	}
-
-	return found, nil
 }
 
 // withoutEndpoint returns the service ports with frontends that no endpoint of any node serves.

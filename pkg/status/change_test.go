@@ -28,6 +28,14 @@ func TestTrial(t *testing.T) {
 
 		return lb.Change{Services: []lb.Service{s}}
 	}
+	unchanged := []string{
+		"ns/web:http Cluster 10.0.1.9:8080 0.50 0.50 ",
+		"ns/web:http Cluster 10.0.1.10:8080 0.50 0.50 ",
+		"ns/web:http Cluster 10.0.1.11:8080 0.00 0.00 not ready",
+		"ns/web:http Local 10.0.1.9:8080 0.00 0.00 other node (traffic policy Local)",
+		"ns/web:http Local 10.0.1.10:8080 1.00 1.00 ",
+		"ns/web:http Local 10.0.1.11:8080 0.00 0.00 not ready",
+	}
 	taken := webKey(80)
 	taken.Addr = netip.MustParseAddr("192.0.2.9")
 	for _, test := range []struct {
@@ -86,6 +94,13 @@ func TestTrial(t *testing.T) {
 			"ns/web:http Local 10.0.1.10:8080 1.00 0.00 goes",
 			"ns/web:http Local 10.0.1.11:8080 0.00 0.00 goes",
 		}},
+		{"another health check node port", service(func(s *lb.Service) { s.HealthCheckNodePort = 31000 }), nil, append([]string{
+			"ns/web changed without [ns/web:dns] health check 0 → 31000",
+		}, unchanged...)},
+		{"where clients outside go without an endpoint here", service(func(s *lb.Service) { s.Failover = lb.Passthrough }), nil, append([]string{
+			"ns/web changed without [ns/web:dns]",
+			"ns/web:dns LoadBalancer 192.0.2.1:53 packets from outside reject → pass",
+		}, unchanged...)},
 		{"a new Service", lb.Change{Services: []lb.Service{{
 			Name: lb.ServiceName{Namespace: "ns", Name: "new"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.7")}, Families: []lb.Family{lb.IPv4},
 			Ports: []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
@@ -112,7 +127,7 @@ func TestTrial(t *testing.T) {
 			tables := maps.NewFakes(100).Tables
 			tried := Tried{Node: &lb.Node{Name: "node-1"}, Owners: test.owners}
 			tried.Outcomes = test.change.Outcomes(tried.Node, []lb.Snapshot{snapshotOf(web(), webSlice())})
-			trial, err := tried.trial(&tables)
+			trial, err := tried.trial(t.Context(), &tables)
 			lab.Must(t, err)
 			if diff := cmp.Diff(test.want, linesOf(trial)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
@@ -123,7 +138,11 @@ func TestTrial(t *testing.T) {
 
 func linesOf(trial Trial) (lines []string) {
 	for _, svc := range trial.Services {
-		lines = append(lines, fmt.Sprintf("%s %s without %v", svc.Name, svc.Outcome, svc.Without))
+		line := fmt.Sprintf("%s %s without %v", svc.Name, svc.Outcome, svc.Without)
+		if svc.HealthCheck != "" {
+			line += " health check " + svc.HealthCheck
+		}
+		lines = append(lines, line)
 		for _, f := range svc.Frontends {
 			line := fmt.Sprintf("%s %s %s %s", f.Service, f.Kind, f.Address, f.Outcome)
 			if f.Contested != "" {

@@ -239,12 +239,18 @@ func (s Server) try(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	select {
+	case s.streams <- struct{}{}: // one at a time
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	defer func() { <-s.streams }()
 	tried, err := s.Try(r.Context(), content, r.URL.Query().Has("deleted"))
 	if err != nil {
 		return nil, err
 	}
 
-	return tried.trial(&s.Tables)
+	return tried.trial(r.Context(), &s.Tables)
 }
 
 // mostChange is how many bytes a change may have.
