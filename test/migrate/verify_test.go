@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/test/scene"
 )
 
-// The rules of the real kube-proxy do what Sluice does, for Services of every kind. Where somebody has changed a
-// rule by hand, verify names the Service, the frontend and the field.
+// The rules of the real kube-proxy do what Sluice does, for Services of every kind. Where a rule was changed by
+// hand, verify names the Service, the frontend and the field.
 func TestVerifyAgainst(t *testing.T) {
 	for mode, detect := range map[realproxy.Mode]string{
 		realproxy.NFTables: "BridgeInterface", realproxy.IPTables: "ClusterCIDR", realproxy.IPTablesLegacy: "BridgeInterface",
