@@ -39,16 +39,20 @@ type balanced struct {
 }
 
 // balance publishes a service of the colours for one way to dial it, with several
-// addresses.
+// addresses, which no other has: a client that gets a port again would have the flow that it had at the address.
 func (w *world) balance(t testing.TB, way way, algorithm uint8, affinity uint32) balanced {
 	t.Helper()
 	s := service{
 		proto: way.network[:3], algorithm: algorithm, affinity: affinity, to: w.all4(),
-		at: []string{"10.96.0.1:80", "10.96.0.2:80", "10.96.0.3:80"},
 	}
+	format := "10.96.%d.%d:80"
 	if strings.HasSuffix(way.network, "6") {
-		s.at, s.to = []string{"[fd00:96::1]:80", "[fd00:96::2]:80", "[fd00:96::3]:80"}, w.all6()
+		format, s.to = "[fd00:96::%x:%x]:80", w.all6()
 	}
+	for i := range 3 {
+		s.at = append(s.at, fmt.Sprintf(format, w.balanced, i+1))
+	}
+	w.balanced++
 
 	return balanced{w.add(t, s), w, way}
 }

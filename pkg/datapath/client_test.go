@@ -72,7 +72,7 @@ func TestClientIsItsAddress(t *testing.T) {
 		t.Run(network+" to IPv4", func(t *testing.T) {
 			b := w.balance(t, way{network: network[:3] + "4"}, maps.AlgorithmSH, 0)
 			for _, from := range []netip.Addr{{}, w.client.IPv4, second4} {
-				x := lab.Exchange{Network: network, Address: "[::ffff:10.96.0.1]:80"}
+				x := lab.Exchange{Network: network, Address: "[::ffff:" + strings.Replace(b.at[0], ":", "]:", 1)}
 				want := w.client.IPv4
 				if from.IsValid() {
 					want, x.From = from, "[::ffff:"+from.String()+"]:0"

@@ -33,6 +33,8 @@ type world struct {
 	servers []*lab.Server
 
 	writer *mapstest.Writer // see hand
+
+	balanced int // how many services balance has published
 }
 
 var colours = []string{"red", "green", "blue"}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -81,15 +82,20 @@ func short(e monitor.Event) string {
 func (m *monitoring) mustPrint(t testing.TB, want string) monitor.Event {
 	t.Helper()
 	var seen []string
-	for e := range m.events {
-		if short(e) == want {
-			return e
+	for timeout := time.After(time.Minute); ; {
+		select {
+		case e, goesOn := <-m.events:
+			if !goesOn {
+				t.Fatalf("monitor has ended; it printed %q, and not %q", seen, want)
+			}
+			if short(e) == want {
+				return e
+			}
+			seen = append(seen, short(e))
+		case <-timeout:
+			t.Fatalf("within a minute monitor printed %q, and not %q", seen, want)
 		}
-		seen = append(seen, short(e))
 	}
-	t.Fatalf("monitor has ended; it printed %q, and not %q", seen, want)
-
-	return monitor.Event{}
 }
 
 // `sluice monitor` prints what each client gets, with and without an agent; what happened before is
