@@ -9,7 +9,7 @@ import (
 type Change struct {
 	Services []Service
 	Slices   []EndpointSlice
-	Node     *Node // this node, of which the name and the zone count; nil: it stays as it is
+	Node     *Node // this node, of which the zone counts; nil: it stays as it is
 	// Deleted is set if the cluster has these Services and slices no more, instead.
 	Deleted bool
 }

@@ -154,23 +154,18 @@ func (s *TriedService) countConnections(snapshot lb.Snapshot, before lb.Resoluti
 			counts[endpointKey{port: lb.PortName{Port: b.Service, Protocol: b.Protocol}, addr: b.Address}] = b.Connections
 		}
 	}
+	counted := make(map[endpointKey]bool) // each is listed for every traffic policy
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		key := endpointKey{port: lb.PortName{Port: e.Service, Protocol: e.Protocol}, addr: e.Address}
 		e.Connections = counts[key]
-		if e.State == goes && (i == 0 || !s.listed(i, e)) {
+		if e.State == goes && !counted[key] {
+			counted[key] = true
 			s.Connections += e.Connections
 		}
 	}
 
 	return nil
-}
-
-// listed reports whether an endpoint is among those before it, for another traffic policy.
-func (s *TriedService) listed(i int, e *TriedEndpoint) bool {
-	return slices.ContainsFunc(s.Endpoints[:i], func(other TriedEndpoint) bool {
-		return other.Service == e.Service && other.Protocol == e.Protocol && other.Address == e.Address
-	})
 }
 
 // isSame reports whether a change makes no difference.
