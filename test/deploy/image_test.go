@@ -2,6 +2,8 @@ package deploy
 
 import (
 	"archive/tar"
+	"bytes"
+	"debug/buildinfo"
 	"errors"
 	"fmt"
 	"io"
@@ -86,6 +88,9 @@ func TestImage(t *testing.T) {
 	if diff := cmp.Diff(want, file.Config); diff != "" {
 		t.Errorf("configuration (-want +got):\n%s", diff)
 	}
+	if modules := mustModules(t, image); !slices.Contains(modules, "github.com/cilium/ebpf") {
+		t.Errorf("the binary lists the modules %q, for who looks for known vulnerabilities", modules)
+	}
 }
 
 // A version that cannot be a tag is an error that names it.
@@ -100,6 +105,32 @@ func TestImageRefuses(t *testing.T) {
 // mustList returns the files of an image, with their modes and owners.
 func mustList(t testing.TB, image v1.Image) (files []string) {
 	t.Helper()
+	mustRead(t, image, func(header *tar.Header, _ io.Reader) {
+		files = append(files, fmt.Sprintf("%o %d:%d %s", header.FileInfo().Mode().Perm(), header.Uid, header.Gid, header.Name))
+	})
+
+	return files
+}
+
+// mustModules returns the modules that the binary of an image says it is built from.
+func mustModules(t testing.TB, image v1.Image) (modules []string) {
+	t.Helper()
+	mustRead(t, image, func(_ *tar.Header, content io.Reader) {
+		binary, err := io.ReadAll(content)
+		lab.Must(t, err)
+		info, err := buildinfo.Read(bytes.NewReader(binary))
+		lab.Must(t, err)
+		for _, module := range info.Deps {
+			modules = append(modules, module.Path)
+		}
+	})
+
+	return modules
+}
+
+// mustRead reads each file of an image, which has one layer.
+func mustRead(t testing.TB, image v1.Image, read func(header *tar.Header, content io.Reader)) {
+	t.Helper()
 	layers, err := image.Layers()
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("the image has %d layers, want one: %v", len(layers), err)
@@ -110,11 +141,11 @@ func mustList(t testing.TB, image v1.Image) (files []string) {
 	for r := tar.NewReader(content); ; {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			return files
+			return
 		}
 		lab.Must(t, err)
 		if header.Typeflag != tar.TypeDir {
-			files = append(files, fmt.Sprintf("%o %d:%d %s", header.FileInfo().Mode().Perm(), header.Uid, header.Gid, header.Name))
+			read(header, r)
 		}
 	}
 }
