@@ -6,7 +6,7 @@ platforms := linux/amd64 linux/arm64
 image := bin/image
 go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(version)'
 
-.PHONY: FORCE help setup build image test lint generate demo bench bench-heal microbench cluster cluster-down test-cluster kernels kernelssmoke kernelsarm kernelsrace profiles mutants clean
+.PHONY: FORCE help setup build image test check lint generate demo bench bench-heal microbench cluster cluster-down test-cluster kernels kernelssmoke kernelsarm kernelsrace profiles mutants clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -28,10 +28,15 @@ demo: ready-demo build ## shows what Sluice does, in a minute, on this machine
 	$(go_build) -o bin/sluice-demo ./test/demo
 	bin/sluice-demo
 
-# The kernel is an input of the tests that go's cache of results does not know.
+# What has been tested with the same sources, kernel and packages is not tested again. go does not
+# see what bench, a module of its own, builds of this one.
+on = $(shell uname -srvm) $(shell stat -c %Y /var/lib/dpkg/status 2>/dev/null)
 test: ready-test ## all tests; the first time it builds a Kubernetes to test against
-	go test -count=1 -timeout 20m ./...
+	SLUICE_TEST_KERNEL='$(on)' go test -timeout 20m ./...
 	cd bench && go test -count=1 -timeout 20m ./...
+
+check: lint ## what needs neither root nor a kernel: linters, policies, the writer, manifests and docs; in a minute
+	SLUICE_TEST_KERNEL=none go test . ./bpf ./cmd/... ./maps/... ./pkg/... ./test/compat ./test/deploy ./test/differential/model
 
 # Without options it takes an hour, and measures more of everything.
 bench: ready-bench build ## measures Sluice beside the real kube-proxy in ten minutes, and writes bench-report/

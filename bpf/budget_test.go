@@ -61,6 +61,7 @@ func TestVerifierBudget(t *testing.T) {
 }
 
 func TestIteratorVerifierBudget(t *testing.T) {
+	lab.NeedsRoot(t)
 	iterators, err := LoadIterators()
 	lab.Must(t, err)
 	defer iterators.Close()

@@ -11,6 +11,7 @@ import (
 
 // The kernel puts the unsharing of clones before a program that writes to packets by pointers, and so before all its runs.
 func TestProgramsUnshareNoClones(t *testing.T) {
+	lab.NeedsRoot(t)
 	writer, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.LoadMem(asm.R2, asm.R1, 76, asm.Word), // data
 		asm.LoadMem(asm.R3, asm.R1, 80, asm.Word), // data_end

@@ -18,6 +18,7 @@ import (
 
 // The agent refuses to run where its clock is not that of programs.
 func TestOtherClock(t *testing.T) {
+	lab.NeedsRoot(t)
 	for shift, want := range map[time.Duration]bool{0: false, 5 * time.Second: true, -5 * time.Second: true, 100 * 24 * time.Hour: true} {
 		other, err := hasOtherClock(func() uint64 { return maps.Now() + uint64(shift) })
 		if err != nil || other != want {

@@ -17,6 +17,7 @@ import (
 
 // The probe distinguishes a flag that no kernel has from one that all have.
 func TestHelperKnows(t *testing.T) {
+	lab.NeedsRoot(t)
 	const output = 1 << 1 // BPF_FIB_LOOKUP_OUTPUT (Linux 4.18)
 	const pseudo = 1 << 4 // BPF_F_PSEUDO_HDR (Linux 4.1)
 	const never = 1 << 30
@@ -47,6 +48,7 @@ func TestHelperKnows(t *testing.T) {
 // The features agree with the version that introduced them, where that is certain:
 // distributions backport features to older kernels.
 func TestDeviceFeatures(t *testing.T) {
+	lab.NeedsRoot(t)
 	features, err := ProbeFeatures()
 	lab.Must(t, err)
 	for _, err := range features.Unclear {
@@ -75,6 +77,7 @@ func TestDeviceFeatures(t *testing.T) {
 
 // A probe that fails is a feature that is not used: it is reported, and the others go on.
 func TestUnclearProbes(t *testing.T) {
+	lab.NeedsRoot(t)
 	// The library remembers for all threads what the first one was allowed to.
 	features, err := ProbeFeatures()
 	lab.Must(t, err)

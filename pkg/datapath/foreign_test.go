@@ -246,6 +246,7 @@ func TestPriorityThatIsTaken(t *testing.T) {
 // Programs of others at the hooks of sockets are found, in the cgroup and above it, and whether
 // they exclude others, as the kernel then does.
 func TestForeignInCgroup(t *testing.T) {
+	lab.NeedsRoot(t)
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "theirs", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},

@@ -11,6 +11,7 @@ import (
 // servers' logs.
 func Start(t testing.TB, flags ...string) *Cluster {
 	t.Helper()
+	lab.LookAtProduct(t)
 
 	c, err := New(t.Context(), Config{Directory: t.TempDir(), Flags: flags})
 	lab.Must(t, err)

@@ -25,6 +25,7 @@ import (
 // helm runs the program in the folder of that name: lint, template or notes.
 func helm(t testing.TB, verb string, args ...string) (string, error) {
 	t.Helper()
+	lab.LookAtProduct(t)
 	chart, err := filepath.Abs("../../deploy/chart")
 	lab.Must(t, err)
 	cmd := exec.Command("go", append([]string{"run", ".", verb, chart}, args...)...)

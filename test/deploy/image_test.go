@@ -26,6 +26,7 @@ import (
 // which nodes import it.
 func mustImage(t testing.TB) (v1.Image, v1.Descriptor) {
 	t.Helper()
+	lab.NeedsRoot(t)
 	folder := filepath.Join(t.TempDir(), "layout")
 	cmd := exec.Command("make", "--directory=../..", "image", "version=test", "platforms=linux/"+runtime.GOARCH, "image="+folder)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -95,6 +96,7 @@ func TestImage(t *testing.T) {
 
 // A version that cannot be a tag is an error that names it.
 func TestImageRefuses(t *testing.T) {
+	lab.LookAtProduct(t)
 	cmd := exec.Command("../../deploy/image.sh", filepath.Join(t.TempDir(), "layout"), "v1+meta", "linux/"+runtime.GOARCH)
 	out, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "v1+meta") {

@@ -63,6 +63,7 @@ func mustBuild(t testing.TB, folder string, components ...string) manifests {
 // mustKustomize returns the text of such a folder.
 func mustKustomize(t testing.TB, folder string, components ...string) string {
 	t.Helper()
+	lab.LookAtProduct(t)
 	tool, err := kubectl()
 	lab.Must(t, err)
 	path := filepath.Join("../../deploy", folder)

@@ -20,6 +20,7 @@ const serviceCount = 6
 // Dials have the same outcomes with Sluice as with kube-proxy, for random objects in
 // the API server, but for the listed differences. Each of these is seen.
 func TestLikeKubeProxy(t *testing.T) {
+	lab.NeedsRoot(t)
 	c := cluster.Shared(t)
 	a := mustAPI(t, c)
 	seen := differenceCounts{}

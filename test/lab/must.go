@@ -8,8 +8,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Timeout limits how long a change may take until every client sees it. It takes
@@ -174,25 +172,4 @@ func must[T closer](t testing.TB, open func() (T, error)) T {
 	})
 
 	return opened
-}
-
-// NeedsVLANs skips the test if the kernel has no VLANs. Debian's kernels have them: see test/kernels.
-func NeedsVLANs(t testing.TB) {
-	t.Helper()
-	NeedsRoot(t)
-	ns := MustNamespace(t, "vlans")
-	Must(t, ns.AddBridge("br0"))
-	err := ns.AddVLAN("br0", "vlan7", 7)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		t.Skip("this kernel has no VLANs (module 8021q)")
-	}
-	Must(t, err)
-}
-
-// NeedsRoot skips the test without root.
-func NeedsRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
 }

@@ -45,6 +45,7 @@ func mustRules(t *testing.T) []rule {
 
 // promtool runs the tests in testdata/alerts.yaml, which show when each alert fires.
 func TestAlerts(t *testing.T) {
+	lab.LookAtProduct(t)
 	for _, args := range [][]string{
 		{"check", "rules", "--lint=all", "--lint-fatal", folder + "rules.yaml"},
 		{"test", "rules", "testdata/alerts.yaml"},

@@ -22,6 +22,7 @@ var built = sync.OnceValues(func() (string, error) {
 // MustBinary returns the binary, built once for all tests of the process.
 func MustBinary(t testing.TB) string {
 	t.Helper()
+	lab.LookAtProduct(t)
 	path, err := built()
 	lab.Must(t, err)
 
