@@ -26,6 +26,9 @@ const asidePrefix = "new-"
 // other version since: as after a downgrade to a build that failed when its programs were on the hooks. Ids have been
 // assigned in the other folder meanwhile, to which flows, sockets, affinity and loads refer.
 //
+// Of several other versions, the folder is taken that programs in force use, the youngest of these: younger ones can be
+// left by builds that attached nothing.
+//
 // A folder in which a map has too little room is treated as that of another version, too.
 //
 // If no such folder can be read, ids are assigned anew, and state that refers to the old ones
@@ -58,6 +61,8 @@ func inherit(root string, specs map[string]*ebpf.MapSpec, opts Options) error {
 		others = used[:1]
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
+	default:
+		others = slices.Concat(used, others) // those in force first
 	}
 	for _, other := range others {
 		from, err := openIDs(other)
@@ -117,9 +122,13 @@ func isShort(folder string, least map[string]uint32) (bool, error) {
 	return true, from.close()
 }
 
-// usedFolders returns those of these folders with a pin of a map that is in use, in their order.
+// usedFolders returns those of these folders with a pin of a map that is in use, in their order. A map that several of
+// them share shows nothing.
 func usedFolders(folders []string, inUse []ebpf.MapID) ([]string, error) {
-	var used []string
+	if len(inUse) == 0 {
+		return nil, nil
+	}
+	pinnedIn := make(map[ebpf.MapID][]string)
 	for _, folder := range folders {
 		pins, err := os.ReadDir(folder)
 		if err != nil {
@@ -133,15 +142,17 @@ func usedFolders(folders []string, inUse []ebpf.MapID) ([]string, error) {
 			if err != nil {
 				return nil, err
 			}
-			if slices.Contains(inUse, id) {
-				used = append(used, folder)
-
-				break
-			}
+			pinnedIn[id] = append(pinnedIn[id], folder)
+		}
+	}
+	isUsed := make(map[string]bool)
+	for _, id := range inUse {
+		if len(pinnedIn[id]) == 1 {
+			isUsed[pinnedIn[id][0]] = true
 		}
 	}
 
-	return used, nil
+	return slices.DeleteFunc(slices.Clone(folders), func(folder string) bool { return !isUsed[folder] }), nil
 }
 
 // pinnedID returns the kernel's number of a pinned map.

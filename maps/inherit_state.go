@@ -20,11 +20,11 @@ import (
 // version that have the same layout in this build: they get a second pin, and programs of both
 // builds use them. Maps that are not in it are
 // created, and filled by [Pinned.CopyState].
-func inheritState(root string, specs map[string]*ebpf.MapSpec) error {
+func inheritState(root string, specs map[string]*ebpf.MapSpec, inUse []ebpf.MapID) error {
 	if _, err := os.Stat(filepath.Join(root, StateVersion)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	other, err := otherState(root)
+	other, err := otherState(root, inUse)
 	if err != nil || other == "" {
 		return err
 	}
@@ -43,7 +43,7 @@ func inheritState(root string, specs map[string]*ebpf.MapSpec) error {
 // removeStaleState unpins the maps of this [StateVersion] of which programs in force use those of another version
 // instead: they are made anew, and get what is in those.
 func removeStaleState(root string, inUse []ebpf.MapID) error {
-	other, err := otherState(root)
+	other, err := otherState(root, inUse)
 	if err != nil || other == "" {
 		return err
 	}
@@ -73,19 +73,20 @@ func removeStaleState(root string, inUse []ebpf.MapID) error {
 	return nil
 }
 
-// otherState returns the youngest folder of another [StateVersion], or an empty string.
-func otherState(root string) (string, error) {
+// otherState returns the youngest folder of another [StateVersion] that programs in force use, the youngest of all if
+// there is none, or an empty string.
+func otherState(root string, inUse []ebpf.MapID) (string, error) {
 	folders, err := youngestFirst(root, "state-v[0-9]*", NameFlows)
 	if err != nil {
 		return "", err
 	}
-	for _, folder := range folders {
-		if filepath.Base(folder) != StateVersion {
-			return folder, nil
-		}
+	folders = slices.DeleteFunc(folders, func(folder string) bool { return filepath.Base(folder) == StateVersion })
+	used, err := usedFolders(folders, inUse)
+	if err != nil || len(folders) == 0 {
+		return "", err
 	}
 
-	return "", nil
+	return append(used, folders...)[0], nil
 }
 
 // share also pins a map of another version, with its chunks, in dir, if it has the same layout in
@@ -147,8 +148,8 @@ type outdated struct {
 }
 
 // findOutdated opens the hash maps of another version that this version does not share.
-func (p *Pinned) findOutdated() error {
-	other, err := otherState(p.root)
+func (p *Pinned) findOutdated(inUse []ebpf.MapID) error {
+	other, err := otherState(p.root, inUse)
 	if err != nil || other == "" {
 		return err
 	}

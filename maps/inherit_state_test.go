@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -117,6 +118,45 @@ func TestStateInForce(t *testing.T) {
 			lab.Must(t, own.Close())
 			want := map[bool]Flow{true: {BackendId: 7}, false: {BackendId: 1}}[inForce]
 			mustHave(t, mustCreate(t, root, opts).Flows, flowOfWeb, want)
+		})
+	}
+}
+
+// The folder of this version is missing, and there are two others: that of the programs in force is inherited, though one
+// that a build has left which attached nothing is younger. Both share the maps whose layout is the same.
+func TestStateInForceAmongOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		inUse func(older, younger *ebpf.Map) *ebpf.Map
+		want  Flow
+	}{
+		"the older one in force":   {func(older, _ *ebpf.Map) *ebpf.Map { return older }, Flow{BackendId: 7}},
+		"the younger one in force": {func(_, younger *ebpf.Map) *ebpf.Map { return younger }, Flow{BackendId: 8}},
+		"the younger one of none":  {nil, Flow{BackendId: 8}},
+	} {
+		t.Run("it is "+name, func(t *testing.T) {
+			root := lab.MustBPFRoot(t)
+			first := mustCreate(t, root, small())
+			older, younger := filepath.Join(root, "state-v0"), filepath.Join(root, "state-v9")
+			lab.Must(t, first.Close(), os.Rename(filepath.Join(root, StateVersion), older))
+			lab.Must(t, mustCreate(t, root, small()).Close(), os.Rename(filepath.Join(root, StateVersion), younger))
+			flows := make(map[string]*ebpf.Map)
+			for folder, backend := range map[string]uint32{older: 7, younger: 8} {
+				flows[folder] = mustReplace(t, folder, NameFlows, 8)
+				lab.Must(t, flows[folder].Put(flowOfWeb, bytesOf(Flow{BackendId: backend}, flows[folder].ValueSize())))
+			}
+			now := time.Now()
+			lab.Must(t, os.Chtimes(filepath.Join(older, NameFlows), now, now.Add(-time.Minute)))
+
+			opts := small()
+			if test.inUse != nil {
+				shared, err := pinnedID(filepath.Join(younger, NameAffinity))
+				lab.Must(t, err)
+				info, err := test.inUse(flows[older], flows[younger]).Info()
+				lab.Must(t, err)
+				id, _ := info.ID()
+				opts.InUse = []ebpf.MapID{shared, id}
+			}
+			mustHave(t, mustCreate(t, root, opts).Flows, flowOfWeb, test.want)
 		})
 	}
 }

@@ -212,6 +212,46 @@ func TestIDsOfTheFolderInForce(t *testing.T) {
 	}
 }
 
+// Of the folders of other versions, that of the programs in force is inherited, however young those are that others have
+// left; without one in force, the youngest.
+func TestIDsOfTheFolderInForceAmongOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		inUse []string // "v1x" is the older folder, "v1y" the younger
+		want  uint32
+	}{
+		"the older one in force":   {[]string{"v1x"}, ID(7, 1)},
+		"the younger one in force": {[]string{"v1y"}, ID(8, 1)},
+		"the younger one of two":   {[]string{"v1x", "v1y"}, ID(8, 1)},
+		"the younger one of none":  {nil, ID(8, 1)},
+	} {
+		t.Run("it is "+name, func(t *testing.T) {
+			root := lab.MustBPFRoot(t)
+			older := mustCreate(t, root, small())
+			lab.Must(t, older.ServicePorts.Put(ID(7, 1), webPort), older.Close())
+			lab.Must(t, os.Rename(filepath.Join(root, Version), filepath.Join(root, "aside")))
+			younger := mustCreate(t, root, small())
+			lab.Must(t, younger.ServicePorts.Put(ID(8, 1), webPort))
+			mustBeOther(t, younger, root, "v1y")
+			lab.Must(t, os.Rename(filepath.Join(root, "aside"), filepath.Join(root, "v1x")))
+
+			opts := small()
+			for _, folder := range test.inUse {
+				id, err := pinnedID(filepath.Join(root, folder, NameFrontends))
+				lab.Must(t, err)
+				opts.InUse = append(opts.InUse, id)
+			}
+			p := mustCreate(t, root, opts)
+			for e, err := range p.ServicePorts.All() {
+				lab.Must(t, err)
+				if e.Key != test.want {
+					t.Errorf("service port %d is inherited, want %d", e.Key, test.want)
+				}
+			}
+			mustHave(t, p.ServicePorts, test.want, webPort)
+		})
+	}
+}
+
 // A later build has longer values.
 func TestLongerValues(t *testing.T) {
 	root := lab.MustBPFRoot(t)

@@ -176,7 +176,7 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err := inherit(root, specs, opts); err != nil {
 		return nil, fmt.Errorf("ids of another version: %w", err)
 	}
-	if err := errors.Join(removeStaleState(root, opts.InUse), inheritState(root, specs)); err != nil {
+	if err := errors.Join(removeStaleState(root, opts.InUse), inheritState(root, specs, opts.InUse)); err != nil {
 		return nil, fmt.Errorf("state of another version: %w", err)
 	}
 	for _, version := range []string{Version, StateVersion} {
@@ -199,7 +199,7 @@ func Create(root string, opts Options) (*Pinned, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(p.reserveState(opts), p.findOutdated(), p.countAll(), p.CopyState()); err != nil {
+	if err := errors.Join(p.reserveState(opts), p.findOutdated(opts.InUse), p.countAll(), p.CopyState()); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 

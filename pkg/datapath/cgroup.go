@@ -253,3 +253,40 @@ func cgroupID(path string) (uint64, error) {
 
 	return stat.Ino, nil
 }
+
+// findCgroups sets the paths of the cgroups below root that are in a map by their ids.
+func findCgroups(root string, paths map[uint64]string) error {
+	left := len(paths)
+	if left == 0 {
+		return nil
+	}
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			return nil // it was removed meanwhile
+		}
+		if err != nil || !entry.IsDir() {
+			return err
+		}
+		id, err := cgroupID(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, wanted := paths[id]; wanted {
+			paths[id] = path
+			left--
+		}
+		if left == 0 {
+			return fs.SkipAll
+		}
+
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("cgroups below %s: %w", root, err)
+	}
+
+	return nil
+}

@@ -22,14 +22,15 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 )
 
-// Other is another instance of Sluice: its programs act on sockets of the cgroup root, or at devices of this network
-// namespace, and neither their links nor, of filters, they or their maps are pinned below our bpf root. They look up
-// maps that our agent does not fill.
+// Other is another instance of Sluice: its programs act on sockets of processes in the cgroup root or below, or at
+// devices of this network namespace, and neither their links nor, of filters, they or their maps are pinned below our bpf
+// root. They look up maps that our agent does not fill.
 type Other struct {
 	// BPFRoot is where its pins are, empty if no bpffs that is mounted here has any. Links of such an instance are alive:
 	// a process holds them, or they are pinned in a bpffs of another container or node. Filters stay without either.
 	BPFRoot string `json:"bpfRoot,omitempty"`
-	// Hooks are where it is attached, as "connect4" or "eth0 ingress".
+	// Hooks are where it is attached, as "connect4" of the cgroup root, "connect4 of /sys/fs/cgroup/a" of a cgroup below
+	// it, "connect4 above /sys/fs/cgroup/a" of one that contains it, or "eth0 ingress".
 	Hooks []string `json:"hooks"`
 	// Links are the links, by their numbers in the kernel.
 	Links []uint32 `json:"links"`
@@ -124,28 +125,37 @@ func (ls *links) others(cgroupRoot string) ([]Other, error) {
 	return findOthers(cgroupRoot, func(id link.ID) bool { return slices.Contains(own, id) })
 }
 
-// findOthers returns the instances that act on a cgroup or on devices by links that are not our own.
+// findOthers returns the instances that act on processes of a cgroup or on devices by links that are not our own.
 func findOthers(cgroupRoot string, isOwn func(link.ID) bool) ([]Other, error) {
 	cgroup, err := cgroupID(cgroupRoot)
 	if err != nil {
 		return nil, err
 	}
 	hooks := make(map[link.ID]string)
+	var elsewhere []*link.Info // at other cgroups, which exist
 	err = eachLink(func(info *link.Info) bool {
 		atCgroup, atDevice := info.Cgroup(), info.TCX()
-		isHere := info.Type == link.CgroupType && atCgroup != nil && atCgroup.CgroupId == cgroup
+		isSock := info.Type == link.CgroupType && atCgroup != nil && atCgroup.CgroupId != 0
 		isDevice := info.Type == link.TCXType && atDevice != nil
-		if !isHere && !isDevice || isOwn(info.ID) || !strings.HasPrefix(programName(info.Program), programPrefix) {
+		if !isSock && !isDevice || isOwn(info.ID) || !strings.HasPrefix(programName(info.Program), programPrefix) {
 			return false
 		}
-		if isHere {
+		switch {
+		case isDevice:
+			if hook := deviceHookOf(info.ID, int(atDevice.Ifindex)); hook != "" {
+				hooks[info.ID] = hook
+			}
+		case atCgroup.CgroupId == cgroup:
 			hooks[info.ID] = sockHookAt(ebpf.AttachType(atCgroup.AttachType))
-		} else if hook := deviceHookOf(info.ID, int(atDevice.Ifindex)); hook != "" {
-			hooks[info.ID] = hook
+		default:
+			elsewhere = append(elsewhere, info)
 		}
 
 		return false
 	})
+	if err == nil && len(elsewhere) > 0 {
+		err = addHooksElsewhere(hooks, cgroupRoot, elsewhere)
+	}
 	if err != nil || len(hooks) == 0 {
 		return nil, err
 	}
@@ -167,6 +177,44 @@ func findOthers(cgroupRoot string, isOwn func(link.ID) bool) ([]Other, error) {
 	}
 
 	return all, nil
+}
+
+// addHooksElsewhere adds the hooks of those links, at other cgroups, whose programs act on processes in the cgroup root or
+// below: the kernel runs the programs of each cgroup that contains a process, from the innermost outwards.
+func addHooksElsewhere(hooks map[link.ID]string, cgroupRoot string, elsewhere []*link.Info) error {
+	root, err := os.Open(cgroupRoot)
+	if err != nil {
+		return fmt.Errorf("cgroup root: %w", err)
+	}
+	defer root.Close()
+	below := make(map[uint64]string) // paths of the cgroups by their ids, "" of those that are not found below
+	effective := make(map[ebpf.AttachType][]link.AttachedProgram)
+	for _, info := range elsewhere {
+		attach := ebpf.AttachType(info.Cgroup().AttachType)
+		if _, known := effective[attach]; !known {
+			result, err := link.QueryPrograms(link.QueryOptions{Target: int(root.Fd()), Attach: attach, QueryFlags: unix.BPF_F_QUERY_EFFECTIVE})
+			if err != nil {
+				return fmt.Errorf("query %s: %w", sockHookAt(attach), err)
+			}
+			effective[attach] = result.Programs
+		}
+		// It need not be visible here: a mount can begin below it.
+		if slices.ContainsFunc(effective[attach], func(p link.AttachedProgram) bool { return p.ID == info.Program }) {
+			hooks[info.ID] = sockHookAt(attach) + " above " + cgroupRoot
+		} else {
+			below[info.Cgroup().CgroupId] = ""
+		}
+	}
+	if err := findCgroups(cgroupRoot, below); err != nil {
+		return err
+	}
+	for _, info := range elsewhere {
+		if path := below[info.Cgroup().CgroupId]; path != "" {
+			hooks[info.ID] = sockHookAt(ebpf.AttachType(info.Cgroup().AttachType)) + " of " + path
+		}
+	}
+
+	return nil
 }
 
 // sockHookAt returns the name of a hook of sockets, by its type.

@@ -127,6 +127,85 @@ func TestAnotherInstanceIsInCharge(t *testing.T) {
 	}
 }
 
+// An instance at a cgroup above or below acts on the same processes. It is found, and named with the place; an agent
+// starts beside one that runs only if its own programs are in force, and ends one without an agent. One at a cgroup beside
+// is none of its concern.
+func TestAnotherInstanceAtAnotherCgroup(t *testing.T) {
+	for name, test := range map[string]struct {
+		theirs, ours func(outer, inner *lab.Cgroup) *lab.Cgroup
+		hook         func(ours, theirs string) string
+	}{
+		"above": {
+			theirs: func(outer, _ *lab.Cgroup) *lab.Cgroup { return outer },
+			ours:   func(_, inner *lab.Cgroup) *lab.Cgroup { return inner },
+			hook:   func(ours, _ string) string { return "connect4 above " + ours },
+		},
+		"below": {
+			theirs: func(_, inner *lab.Cgroup) *lab.Cgroup { return inner },
+			ours:   func(outer, _ *lab.Cgroup) *lab.Cgroup { return outer },
+			hook:   func(_, theirs string) string { return "connect4 of " + theirs },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := buildWorld(t)
+			middle, err := w.cgroup.Child("middle")
+			lab.Must(t, err)
+			inner, err := middle.Child("inner")
+			lab.Must(t, err)
+			beside, err := w.cgroup.Child("beside")
+			lab.Must(t, err)
+			client := lab.MustCaller(t, w.client.Namespace, inner)
+
+			besideCfg := w.elsewhere(t)
+			besideCfg.CgroupRoot = beside.Path()
+			theirs := test.theirs(middle, inner)
+			w.cfg.CgroupRoot = theirs.Path()
+			next := *w
+			next.cfg, next.cgroup = w.elsewhere(t), test.ours(middle, inner)
+			next.cfg.CgroupRoot = next.cgroup.Path()
+			next.Datapath = next.mustOpen(t, next.cfg) // before the others attach
+			lab.Must(t, w.mustOpen(t, besideCfg).Attach())
+			w.Datapath = w.mustOpen(t, w.cfg)
+			w.mustAttach(t)
+			w.add(t, service{proto: "tcp", at: []string{webVIP}, to: w.all4()[:1]})
+			lock, err := LockMaps(w.cfg.BPFRoot)
+			lab.Must(t, err)
+
+			third := next.elsewhere(t)
+			if _, err := Open(third); !errors.Is(err, ErrRunning) || !strings.Contains(err.Error(), w.cfg.BPFRoot) {
+				t.Errorf("with nothing of its own in force, an agent starts: %v, want %v that names %s", err, ErrRunning, w.cfg.BPFRoot)
+			}
+			next.mustAttach(t)
+			hook := test.hook(next.cfg.CgroupRoot, theirs.Path())
+			others, err := next.Others()
+			if err != nil || len(others) != 1 || others[0].BPFRoot != w.cfg.BPFRoot || !slices.Contains(others[0].Hooks, hook) {
+				t.Errorf("others are %v, %v, want those below %s at %q", others, err, w.cfg.BPFRoot, hook)
+			}
+			if noted := next.TakenOver(); len(noted) != 1 || !strings.HasPrefix(noted[0], "not ended: ") || !strings.Contains(noted[0], hook) {
+				t.Errorf("beside an agent, attaching notes %q, want that those at %q are not ended", noted, hook)
+			}
+			if reply, err := client.Request("tcp4", webVIP); err != nil || !strings.HasPrefix(reply.Text, colours[0]+" ") {
+				t.Errorf("at a Service of the other one alone: %+v, %v, want %s", reply, err, colours[0])
+			}
+
+			lab.Must(t, lock.Release())
+			next.mustAttach(t)
+			if others, err := next.Others(); err != nil || len(others) > 0 {
+				t.Errorf("others are %v, %v, want none", others, err)
+			}
+			if taken := next.TakenOver(); len(taken) != 1 || !strings.HasPrefix(taken[0], "detached ") || !strings.Contains(taken[0], hook) {
+				t.Errorf("taken over is %q, want those at %q", taken, hook)
+			}
+			if reply, err := client.Request("tcp4", webVIP); err == nil {
+				t.Errorf("a Service of the instance that has ended leads to %+v", reply)
+			}
+			if n := len(effective(t, beside.Path(), ebpf.AttachCGroupInet4Connect)); n != 1 {
+				t.Errorf("%d programs at the cgroup beside, want its own", n)
+			}
+		})
+	}
+}
+
 // Another instance whose pins are not found here is alive: a process holds its links, or a bpffs of another container has
 // their pins. It is found, told once, and left attached.
 func TestAnotherInstanceWithoutPins(t *testing.T) {
