@@ -2,7 +2,6 @@ package bpf
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -10,10 +9,12 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-// fairFlows is how many flows a row begins: enough to see a share that is wrong by a third.
+// fairFlows is how many flows a row begins in each state: of seven backends, one that gets nothing, or three times its share, is
+// seen ([lab.CheckShares]).
 const fairFlows = 600
 
 // idleAfter returns the loads of n backends of which the first are busy, as those are that were there before
@@ -25,57 +26,6 @@ func idleAfter(busy, n int) []int32 {
 	}
 
 	return loads
-}
-
-// sharesOf are even shares of those that have the least load.
-func sharesOf(loads []int32) []float64 {
-	shares, least := make([]float64, len(loads)), slices.Min(loads)
-	n := 0
-	for _, load := range loads {
-		if load == least {
-			n++
-		}
-	}
-	for i, load := range loads {
-		if load == least {
-			shares[i] = 1 / float64(n)
-		}
-	}
-
-	return shares
-}
-
-// choose returns how often a perfect chooser makes each of n choices with these shares.
-func choose(n int, shares []float64) []int {
-	counts := make([]int, len(shares))
-	for range n {
-		at := rand.Float64()
-		for i, share := range shares {
-			if at -= share; at < 0 || i == len(shares)-1 {
-				counts[i]++
-
-				break
-			}
-		}
-	}
-
-	return counts
-}
-
-// mustBeFair fails unless counts are those of a choice with these shares, and if the check would refuse what
-// a perfect chooser does as often.
-func mustBeFair(t *testing.T, what string, counts []int, shares []float64) {
-	t.Helper()
-	total := 0
-	for _, n := range counts {
-		total += n
-	}
-	if err := lab.CheckShares(choose(total, shares), shares); err != nil {
-		t.Errorf("a perfect chooser: %v", err)
-	}
-	if err := lab.CheckShares(counts, shares); err != nil {
-		t.Errorf("%s: %v", what, err)
-	}
 }
 
 // manyPods are n backends on this node.
@@ -135,6 +85,7 @@ func TestFairAtDevices(t *testing.T) {
 		{"rr", maps.AlgorithmRR, make([]int32, 7)},
 		{"lc, all idle", maps.AlgorithmLC, make([]int32, 7)},
 		{"lc, all busy alike", maps.AlgorithmLC, []int32{9, 9, 9, 9, 9}},
+		{"lc, two busy ones", maps.AlgorithmLC, []int32{0, 9, 3, 0, 0}},
 		{"sed, all idle", maps.AlgorithmSED, make([]int32, 7)},
 		{"sed, all busy alike", maps.AlgorithmSED, []int32{9, 9, 9, 9, 9}},
 		{"sed, five busy ones in a row", maps.AlgorithmSED, idleAfter(5, 10)},
@@ -162,7 +113,7 @@ func TestFairAtDevices(t *testing.T) {
 						w.maps.Loads.AddFlows(s.backends[backend], row.loads[i])
 					}
 					counts := w.begins(t, p, s, clusterIP, proto, to, 0, fairFlows)
-					mustBeFair(t, "before a change", counts, sharesOf(row.loads))
+					lab.MustBeFair(t, "before a change", counts, mapstest.Shares(row.algorithm, row.loads))
 					if row.algorithm == maps.AlgorithmRR && slices.Max(counts)-slices.Min(counts) > 1 {
 						t.Errorf("rr gives %v, want the same to each", counts)
 					}
@@ -172,7 +123,7 @@ func TestFairAtDevices(t *testing.T) {
 							w.publish(t, &s, svc, scope, to)
 						}
 						counts := w.begins(t, p, s, clusterIP, proto, to, (i+1)*fairFlows, fairFlows)
-						mustBeFair(t, fmt.Sprintf("then with %d", len(to)), counts, sharesOf(row.loads[:len(to)]))
+						lab.MustBeFair(t, fmt.Sprintf("then with %d", len(to)), counts, mapstest.Shares(row.algorithm, row.loads[:len(to)]))
 					}
 				})
 			})
@@ -180,26 +131,37 @@ func TestFairAtDevices(t *testing.T) {
 	}
 }
 
-// By a hash of the VIP, each VIP has one backend for all clients, and each backend its share of many VIPs.
+// By a hash of the VIP, each VIP has one backend for all clients, and each backend its share of many VIPs, also when one has
+// left, and when it is back.
 func TestDestinationHashIsFair(t *testing.T) {
-	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
-		const vips, clients = 200, 3
-		to, counts := manyPods(5), make([]int, 5)
-		svc := service{to: to, algorithm: maps.AlgorithmDH, here: true}
-		for i := range vips {
-			svc.at = append(svc.at, fmt.Sprintf("8.0.96.%d:80", 10+i))
-		}
-		s := w.serve(t, svc)
-		for i, vip := range svc.at {
-			one := w.begins(t, p, s, vip, layers.IPProtocolTCP, to, i*clients, clients)
-			at := slices.Index(one, clients)
-			if at < 0 {
-				t.Fatalf("of %d clients of %s, the backends get %v", clients, vip, one)
+	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
+		each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+			const vips, clients = 200, 2
+			all := manyPods(5)
+			svc := service{to: all, proto: proto, algorithm: maps.AlgorithmDH, here: true}
+			for i := range vips {
+				svc.at = append(svc.at, fmt.Sprintf("8.0.96.%d:80", 10+i))
 			}
-			counts[at]++
-		}
-		mustBeFair(t, "of VIPs", counts, lab.Even(len(to)))
-	})
+			s := w.serve(t, svc)
+			for round, to := range [][]string{all, all[:4], all} {
+				if round > 0 {
+					for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
+						w.publish(t, &s, svc, scope, to)
+					}
+				}
+				counts := make([]int, len(to))
+				for i, vip := range svc.at {
+					one := w.begins(t, p, s, vip, proto, to, (round*vips+i)*clients, clients)
+					at := slices.Index(one, clients)
+					if at < 0 {
+						t.Fatalf("of %d clients of %s, the backends get %v", clients, vip, one)
+					}
+					counts[at]++
+				}
+				lab.MustBeFair(t, fmt.Sprintf("of %d VIPs among %d", vips, len(to)), counts, lab.Even(len(to)))
+			}
+		})
+	}
 }
 
 // Round robin has a turn for each frontend, at each scope: who dials two in turn gets all backends of both.
@@ -245,7 +207,7 @@ func TestFairBesideSuspects(t *testing.T) {
 				for range connections {
 					counts[slices.Index(s.backends, s.pick(s.random.Uint32()))]++
 				}
-				mustBeFair(t, "the others", counts, shares)
+				lab.MustBeFair(t, "the others", counts, shares)
 			})
 		}
 	}

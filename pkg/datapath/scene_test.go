@@ -27,6 +27,7 @@ func scenes() map[string]scene {
 		"cork":                 sceneCork,
 		"datagram of":          sceneDatagramOf,
 		"dial ahead":           sceneDialAhead,
+		"exchange":             sceneExchange,
 		"connect many":         sceneConnectMany,
 		"fast open":            sceneFastOpen,
 		"multipath":            sceneMultipath,

@@ -3,11 +3,50 @@ package lab
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
+	"testing"
 )
 
-// CheckShares returns an error unless a choice with these probabilities may have given the counts. It is
-// mistaken once in 10⁹ times, so a run of a thousand checks is once in 10⁶. A choice without a probability
-// must not be made at all.
+// MustBeFair fails the test unless counts are those of a choice with these shares (see [CheckShares]), and if the check
+// refuses what a perfect chooser does as often.
+func MustBeFair(t testing.TB, what string, counts []int, shares []float64) {
+	t.Helper()
+	perfect, total := make([]int, len(shares)), 0
+	for _, n := range counts {
+		total += n
+	}
+	for range total {
+		perfect[choice(shares)]++
+	}
+	if err := CheckShares(perfect, shares); err != nil {
+		t.Errorf("a perfect chooser: %v", err)
+	}
+	if err := CheckShares(counts, shares); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// choice is one that a perfect chooser makes.
+func choice(shares []float64) int {
+	last, at := 0, rand.Float64()
+	for i, share := range shares {
+		if share == 0 {
+			continue
+		}
+		last = i
+		if at -= share; at < 0 {
+			break
+		}
+	}
+
+	return last
+}
+
+// mistaken is how often a check of shares is mistaken. A run of a thousand checks is once in 10⁶ times.
+const mistaken = 1e-9
+
+// CheckShares returns an error unless a choice with these probabilities may have given the counts (Pearson's
+// chi-square test). It is mistaken once in 10⁹ times. A choice without a probability must not be made at all.
 func CheckShares(counts []int, shares []float64) error {
 	total, freedom, chi2 := 0, -1, 0.0
 	for _, n := range counts {
@@ -23,20 +62,28 @@ func CheckShares(counts []int, shares []float64) error {
 			return fmt.Errorf("number %d of %v is chosen, and must not be", i, counts)
 		}
 	}
-	if bound := chiSquareBound(freedom); freedom > 0 && chi2 > bound {
-		return fmt.Errorf("chi-square of %v is %.1f, want at most %.1f", counts, chi2, bound)
+	if chance := chiSquareTail(freedom, chi2); freedom > 0 && chance < mistaken {
+		return fmt.Errorf("chance gives %v, or worse, with a probability of %.1e: chi-square is %.1f", counts, chance, chi2)
 	}
 
 	return nil
 }
 
-// chiSquareBound is exceeded by chance once in some 10⁹ times, by the approximation of Wilson
-// and Hilferty, which holds for few degrees of freedom as well.
-func chiSquareBound(freedom int) float64 {
-	const deviations = 6
-	spread := 2 / (9 * float64(freedom))
+// chiSquareTail is the probability that chi-square is at least x.
+func chiSquareTail(freedom int, x float64) float64 {
+	if x == 0 {
+		return 1
+	}
+	tail, first := 0.0, float64(freedom%2)/2
+	if freedom%2 == 1 {
+		tail = math.Erfc(math.Sqrt(x / 2))
+	}
+	for i := first; i < float64(freedom)/2; i++ {
+		gamma, _ := math.Lgamma(i + 1)
+		tail += math.Exp(i*math.Log(x/2) - x/2 - gamma)
+	}
 
-	return float64(freedom) * math.Pow(1-spread+deviations*math.Sqrt(spread), 3)
+	return tail
 }
 
 // Even are the shares of n choices with the same probability.
