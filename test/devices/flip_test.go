@@ -18,54 +18,58 @@ import (
 //	client ── eth0 (──▶ port of brex) of node-1 ─┬─ pod-1-0
 //	                                             └─ node-2 ─ pod-2-0
 func TestUplinkBecomesAPort(t *testing.T) {
-	t.Parallel()
-	w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, filter: bridgeCNI})
-	node := w.Nodes[0]
-	here := service{number: 44, backends: []backend{onPod(node.Pods[0])}}
-	there := service{number: 45, backends: []backend{onPod(w.Nodes[1].Pods[0])}}
-	w.start(t, here, there)
+	for _, attach := range []string{"tcx", "clsact"} {
+		t.Run(attach, func(t *testing.T) {
+			t.Parallel()
+			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, filter: bridgeCNI, agent: []string{"--device-attach", attach}})
+			node := w.Nodes[0]
+			here := service{number: 44, backends: []backend{onPod(node.Pods[0])}}
+			there := service{number: 45, backends: []backend{onPod(w.Nodes[1].Pods[0])}}
+			w.start(t, here, there)
 
-	type open struct {
-		*talk
-		what string
-	}
-	var all []open
-	for _, s := range []service{here, there} {
-		for _, f := range families {
-			for _, network := range []string{"tcp", "udp"} {
-				to := s.at(nodePort, f, node)
-				for range 5 {
-					conn, err := w.Client.Dial(network, to, dialTimeout)
-					lab.Must(t, err)
-					defer conn.Close()
-					all = append(all, open{newTalk(conn), fmt.Sprintf("%s to %s of %s", network, to, s.backends[0].name)})
+			type open struct {
+				*talk
+				what string
+			}
+			var all []open
+			for _, s := range []service{here, there} {
+				for _, f := range families {
+					for _, network := range []string{"tcp", "udp"} {
+						to := s.at(nodePort, f, node)
+						for range 5 {
+							conn, err := w.Client.Dial(network, to, dialTimeout)
+							lab.Must(t, err)
+							defer conn.Close()
+							all = append(all, open{newTalk(conn), fmt.Sprintf("%s to %s of %s", network, to, s.backends[0].name)})
+						}
+					}
 				}
 			}
-		}
-	}
-	mustAnswerAll := func(when string) {
-		t.Helper()
-		for _, o := range all {
-			if err := o.ask("who"); err != nil {
-				t.Errorf("%s: %s: %v", when, o.what, err)
+			mustAnswerAll := func(when string) {
+				t.Helper()
+				for _, o := range all {
+					if err := o.ask("who"); err != nil {
+						t.Errorf("%s: %s: %v", when, o.what, err)
+					}
+				}
 			}
-		}
+			mustAnswerAll("before")
+			lab.MustDo(t, node.Namespace, func() error { return bridgeUplink("eth0", "brex") })
+			lab.Eventually(t, "the agent takes the uplink for a port with pods", func() bool {
+				out, err := w.agents[0].Run("status")
+
+				return err == nil && strings.Contains(out, "port of brex")
+			})
+			mustAnswerAll("as a port of a bridge")
+			lab.MustDo(t, node.Namespace, func() error { return moveAddresses("brex", "eth0") })
+			lab.Eventually(t, "the agent takes the uplink for one", func() bool {
+				out, err := w.agents[0].Run("status")
+
+				return err == nil && !strings.Contains(out, "port of brex")
+			})
+			mustAnswerAll("as an uplink again")
+		})
 	}
-	mustAnswerAll("before")
-	lab.MustDo(t, node.Namespace, func() error { return bridgeUplink("eth0", "brex") })
-	lab.Eventually(t, "the agent takes the uplink for a port with pods", func() bool {
-		out, err := w.agents[0].Run("status")
-
-		return err == nil && strings.Contains(out, "port of brex")
-	})
-	mustAnswerAll("as a port of a bridge")
-	lab.MustDo(t, node.Namespace, func() error { return moveAddresses("brex", "eth0") })
-	lab.Eventually(t, "the agent takes the uplink for one", func() bool {
-		out, err := w.agents[0].Run("status")
-
-		return err == nil && !strings.Contains(out, "port of brex")
-	})
-	mustAnswerAll("as an uplink again")
 }
 
 // bridgeUplink makes a bridge that has a device as its port, and takes its addresses and routes.
