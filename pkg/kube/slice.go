@@ -109,7 +109,7 @@ func (p *parser) endpoint(i int, endpoint *discoveryv1.Endpoint, family lb.Famil
 	}
 
 	if lb.IsSpecial(addr) {
-		p.add(fmt.Sprintf("endpoints[%d].addresses[0]", i), "%s is unspecified, loopback or link-local, and another destination for each client: the endpoint is ignored", addr)
+		p.add(fmt.Sprintf("endpoints[%d].addresses[0]", i), "%s is unspecified, loopback, link-local, multicast or broadcast, and another destination for each client: the endpoint is ignored", addr)
 		return lb.Endpoint{}, false
 	}
 

@@ -1,7 +1,9 @@
 package kube
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 	"unique"
@@ -13,6 +15,31 @@ import (
 
 	"github.com/sluice-lb/sluice/pkg/lb"
 )
+
+// Addresses that are no endpoints of a family.
+var (
+	special4 = []string{"127.0.0.1", "127.255.0.1", "0.0.0.0", "169.254.169.254", "224.0.0.1", "239.255.255.250", "255.255.255.255"}
+	special6 = []string{
+		"::1", "::", "fe80::1", "febf:ffff::1", "ff01::1", "ff02::1", "ff05::2", "ff0e::101",
+		"::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:10.0.1.7", "fe80::1%eth0",
+	}
+)
+
+// addEndpoints adds endpoints in front of those of a slice.
+func addEndpoints(s *discoveryv1.EndpointSlice, addresses ...string) {
+	for _, address := range slices.Backward(addresses) {
+		s.Endpoints = slices.Insert(s.Endpoints, 0, discoveryv1.Endpoint{Addresses: []string{address}})
+	}
+}
+
+// fieldsOf are the fields of such endpoints.
+func fieldsOf(addresses []string) (fields []string) {
+	for i := range addresses {
+		fields = append(fields, fmt.Sprintf("endpoints[%d].addresses[0]", i))
+	}
+
+	return fields
+}
 
 // Each row is an EndpointSlice that differs from a valid one in one field.
 var sliceTests = []struct {
@@ -92,15 +119,23 @@ var sliceTests = []struct {
 				{Addresses: []string{"web.example.org"}},
 				{Addresses: []string{""}},
 				{Addresses: []string{"fd00::7"}},
-				{Addresses: []string{"127.0.0.1"}},
-				{Addresses: []string{"0.0.0.0"}},
-				{Addresses: []string{"169.254.169.254"}},
-				{Addresses: []string{"224.0.0.1"}},
 			}, s.Endpoints...)
 		},
 		func(*Slice) {},
-		[]string{"endpoints[0].addresses", "endpoints[1].addresses[0]", "endpoints[2].addresses[0]", "endpoints[3].addresses[0]",
-			"endpoints[4].addresses[0]", "endpoints[5].addresses[0]", "endpoints[6].addresses[0]", "endpoints[7].addresses[0]"},
+		[]string{"endpoints[0].addresses", "endpoints[1].addresses[0]", "endpoints[2].addresses[0]", "endpoints[3].addresses[0]"},
+	}, {
+		"with endpoints that are another destination for each client",
+		func(s *discoveryv1.EndpointSlice) { addEndpoints(s, special4...) },
+		func(*Slice) {},
+		fieldsOf(special4),
+	}, {
+		"of IPv6 with endpoints that are another destination for each client",
+		func(s *discoveryv1.EndpointSlice) {
+			s.AddressType, s.Endpoints[0].Addresses = discoveryv1.AddressTypeIPv6, []string{"fd00::7"}
+			addEndpoints(s, special6...)
+		},
+		func(s *Slice) { s.Family, s.Endpoints[0].Addr = lb.IPv6, netip.MustParseAddr("fd00::7") },
+		fieldsOf(special6),
 	}, {
 		"with names that a terminal would obey",
 		func(s *discoveryv1.EndpointSlice) {

@@ -69,13 +69,17 @@ func (s *Service) clusterIP(family Family) netip.Addr {
 }
 
 // IsSpecial reports whether ip means another destination in each network namespace, or on
-// each link: an unspecified, loopback or link-local address. No Service has it: it would take
-// the localhost of all pods, or what they reach on their link. No endpoint has it: a client would
-// reach its own localhost, or the metadata service of its node. An API server refuses the same
-// addresses as external IPs and as endpoints, but not as those of a load balancer.
+// each link: an unspecified, loopback, link-local, multicast or broadcast address. No Service has it: it would take
+// the localhost of all pods, what they reach on their link, or what they send to their groups. No endpoint has it: a client would
+// reach its own localhost, the metadata service of its node, or any host that has joined a group. An API server refuses
+// these addresses as external IPs and as endpoints, but for broadcast and groups beyond a link, and none as those of a load balancer.
 func IsSpecial(ip netip.Addr) bool {
-	return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast()
+	ip = ip.Unmap()
+	return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip == broadcast
 }
+
+// broadcast is all hosts on a link.
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 // takesAPIServer reports whether a claim at an external address would take connections to an API
 // server, and notes it: it would last even when the Service is deleted, since this agent, too, would be led elsewhere.

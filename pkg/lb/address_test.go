@@ -51,6 +51,45 @@ func TestSourceRanges(t *testing.T) {
 	}
 }
 
+// No Service has an address that means another destination in each network namespace, or on each link, wherever it stands;
+// its others are in use, and its Event names the field.
+func TestSpecialAddresses(t *testing.T) {
+	for _, special := range ips(
+		"127.0.0.1", "127.9.9.9", "0.0.0.0", "169.254.169.254", "224.0.0.251", "239.255.255.250", "255.255.255.255", "::ffff:127.0.0.1",
+		"::1", "::", "fe80::1", "febf::1", "ff01::1", "ff02::fb", "ff05::1:3", "ff0e::101",
+	) {
+		for field, edit := range map[string]func(*Service){
+			"spec.clusterIPs[%d]":                func(s *Service) { s.ClusterIPs[(FamilyOf(special)-IPv4)/2] = special },
+			"spec.externalIPs[%d]":               func(s *Service) { s.ExternalIPs = append(s.ExternalIPs, special) },
+			"status.loadBalancer.ingress[%d].ip": func(s *Service) { s.LoadBalancers = append(s.LoadBalancers, LoadBalancerIP{Addr: special}) },
+		} {
+			svc := web(dualStack, func(s *Service) {
+				s.ClusterIPs = slices.Clone(s.ClusterIPs)
+				s.ExternalIPs, s.LoadBalancers = ips("192.0.2.1", "2001:db8:e::1"), vips("1.2.3.4", "2001:db8:f::4")
+				edit(s)
+			})
+			r := Resolve(svc, nil, &testNode)
+			found := 0
+			for _, f := range r.Frontends {
+				if f.Key.Addr == special && f.Kind != KindNodePort {
+					t.Errorf("%s: there is a frontend %s", fmt.Sprintf(field, 0), f.Key)
+				}
+				if f.Kind != KindNodePort {
+					found++
+				}
+			}
+			if found == 0 {
+				t.Errorf("%s of %s takes all frontends away", special, field)
+			}
+			if !slices.ContainsFunc(r.Problems, func(p Problem) bool {
+				return strings.HasPrefix(p.Field, field[:strings.Index(field, "%")]) && strings.Contains(p.String(), special.String()+" is not in use")
+			}) {
+				t.Errorf("%s: the problems are %v", fmt.Sprintf(field, 0), r.Problems)
+			}
+		}
+	}
+}
+
 // As in kube-proxy, source ranges restrict a load balancer's address even if it is an
 // address of another kind as well.
 func TestSourceRangesFollowTheAddress(t *testing.T) {

@@ -266,7 +266,7 @@ func (r *resolver) checkAddress(list string, i int, ip netip.Addr) {
 
 // specialAddress notes an address, element i of a list, that no Service has.
 func (r *resolver) specialAddress(list string, i int, ip netip.Addr) {
-	r.problemAt(list, i, "%s is not in use: an unspecified, loopback or link-local address means another destination in each network namespace", ip)
+	r.problemAt(list, i, "%s is not in use: an unspecified, loopback, link-local, multicast or broadcast address means another destination in each network namespace", ip)
 }
 
 // checkSlices notes the endpoints that join has to skip.

@@ -224,7 +224,7 @@ func TestProblemsAreLimited(t *testing.T) {
 }
 
 func TestProblems(t *testing.T) {
-	const special = " is not in use: an unspecified, loopback or link-local address means another destination in each network namespace"
+	const special = " is not in use: an unspecified, loopback, link-local, multicast or broadcast address means another destination in each network namespace"
 	ports := func(ports ...ServicePort) *Service { return web(func(s *Service) { s.Ports = ports }) }
 	for _, test := range []struct {
 		name string

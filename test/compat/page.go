@@ -20,8 +20,8 @@ that ` + "`sluice agent`" + ` does not have, or if a named test does not exist.
 const tail = `
 ## Addresses that no Service has
 
-A loopback, link-local or unspecified address means another destination in each network namespace, so it is never an address of a Service, wherever it stands: with
-` + "`status.loadBalancer.ingress: [{ip: 127.0.0.1}]`" + `, as minikube's tunnel writes it, localhost stays that of each pod and of the node. An API server refuses such addresses as external IPs and as endpoints, not as a load balancer's;
+A loopback, link-local, multicast, broadcast or unspecified address means another destination in each network namespace, so it is never an address of a Service, wherever it stands: with
+` + "`status.loadBalancer.ingress: [{ip: 127.0.0.1}]`" + `, as minikube's tunnel writes it, localhost stays that of each pod and of the node. An API server refuses most of them as external IPs and as endpoints (not broadcast, and groups beyond a link), and none as a load balancer's;
 kube-proxy has rules for them. The Service gets an Event that names the field, and its other addresses are in use. An endpoint with such an address, from manifests, is ignored, and told likewise.
 
 What answers at the API servers' own addresses and ports (TCP: the endpoints of ` + "`default/kubernetes`" + `, and where the agent dials its API server) is never a Service's by an external IP or a load balancer's address,

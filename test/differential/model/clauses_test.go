@@ -184,7 +184,7 @@ var clauseText = [clauseCount]string{
 	differsReplyMisses:     "difference: the reply would miss this node",
 	differsOtherProxy:      "difference: an unallocated address is another proxy's",
 	differsSingleAddress:   "difference: a ServiceCIDR of a single address",
-	differsSpecialAddress:  "difference: a loopback or link-local address is no Service's, and no endpoint's",
+	differsSpecialAddress:  "difference: a loopback, link-local, multicast or broadcast address is no Service's, and no endpoint's",
 	differsServiceAsSource: "difference: a ClusterIP as source at a device",
 }
 

@@ -285,7 +285,7 @@ func (c *cluster) parseOf(family corev1.IPFamily, text string) netip.Addr {
 }
 
 func isSpecial(ip netip.Addr) bool {
-	return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast()
+	return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
 func parse(text string) netip.Addr {
