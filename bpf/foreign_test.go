@@ -25,6 +25,7 @@ var victims = []struct {
 	{"another pod of this node, at a pod's device", podVeth, "8.0.6.3:40000", podTun},
 	{"a host outside, at a pod's device", podPort, client, uplink},
 	{"a pod of this node, at an uplink", uplink, podVeth.client, podVeth},
+	{"a pod of this node, at an uplink that turns packets around", turning, podVeth.client, podVeth},
 }
 
 // eachVictim runs a test for each transport, victim and family.
@@ -299,22 +300,27 @@ func TestForeignFlowAvoidsNetfilter(t *testing.T) {
 	}
 }
 
-// The outcome of a foreign flow shows nothing of its backend.
+// The outcome of a foreign flow shows nothing of its backend: neither silence, nor an answer, nor a refusal.
 func TestForeignFlowIsNoEvidence(t *testing.T) {
-	each(t, []place{podVeth}, func(t *testing.T, w *world, p place) {
-		const source = "8.0.2.11:40000"
-		s := w.serve(t, service{at: []string{clusterIP}, to: []string{portPod}})
-		in := tcp(source, clusterIP, "S")
-		w.goesTo(t, p, in, portPod)
-		seen := maps.Port(w.flowOf(t, source, clusterIP).StackPort)
-		for _, e := range w.entries(t) {
-			e.flow.Created -= uint64(time.Second)
-			w.put(t, e)
-		}
-		w.ingress(t, p, in).becomes(in.fromPort(seen).to(portPod), maps.ReasonFlow)
-		w.egress(t, uplink, tcp(portPod, source, "R.").toPort(seen)).ends(verdictNext, maps.ReasonFlow)
-		if h, _ := w.maps.HealthOf(s.backends[portPod]); h.Evidence != 0 || h.Refusals != 0 || h.Answered != 0 {
-			t.Errorf("it speaks for or against the backend: %+v", h)
+	eachVictim(t, func(t *testing.T, w *world, proto layers.IPProtocol, p place, source string, here place) {
+		for vip, refuses := range map[string]bool{clusterIP: false, otherIP: true} {
+			s := w.serve(t, service{at: []string{vip}, proto: proto, to: []string{portPod}})
+			in := first(proto, source, vip)
+			w.goesTo(t, p, in, portPod)
+			seen := maps.Port(w.flowOf(t, source, vip).StackPort)
+			for _, e := range w.entries(t) {
+				e.flow.Created -= uint64(time.Second)
+				w.put(t, e)
+			}
+			w.ingress(t, p, in).becomes(in.fromPort(seen).to(portPod), maps.ReasonFlow)
+			said := answer(proto, portPod, source)
+			if refuses {
+				said = ofTransport(proto, portPod, source, "R.", chunkAbort, "")
+			}
+			w.egress(t, here, said.toPort(seen)).ends(verdictNext, maps.ReasonFlow)
+			if h, _ := w.maps.HealthOf(s.backends[portPod]); h.Evidence != 0 || h.Refusals != 0 || h.Answered != 0 {
+				t.Errorf("it speaks for or against the backend, refuses: %t: %+v", refuses, h)
+			}
 		}
 	}, func(c *DeviceConfig) { c.Heal = true })
 }

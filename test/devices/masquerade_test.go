@@ -235,21 +235,34 @@ func TestMasqueradeByRoutes(t *testing.T) {
 	w.start(t, c.local, c.remote, misplaced)
 	pods, outside := lab.MustCaller(t, behind, nil), w.outside(t)
 	masquerade := sourcesTo(t, node, c.remote.backends[0])
+	var associates [2][2]*lab.SCTPPeer // behind the pod, and outside, by family
+	for _, f := range families {
+		associates[0][f] = lab.MustSCTP(t, behind, inside[f], 4000)
+		associates[1][f] = lab.MustSCTP(t, w.Client.Namespace, hostIPs(w.Client)[f], 4000)
+		for _, pod := range []*lab.Pod{node.Pods[1], w.Nodes[1].Pods[0]} {
+			go lab.MustSCTP(t, pod.Namespace, podIPs(pod)[f], podPort).Serve()
+		}
+	}
 
 	for _, test := range []struct {
 		name string
 		from *lab.Caller
+		sctp [2]*lab.SCTPPeer
 		to   service
 		way  way
 		seen [2]netip.Addr
 	}{
-		{"behind a pod, to a pod of another node", pods, c.remote, clusterIP, masquerade},
-		{"behind a pod, to a pod of this node", pods, c.local, clusterIP, inside},
-		{"outside, to an endpoint that is said to be here", outside, misplaced, loadBalancer, masquerade},
-		{"outside, to a pod of this node", outside, c.local, loadBalancer, hostIPs(w.Client)},
+		{"behind a pod, to a pod of another node", pods, associates[0], c.remote, clusterIP, masquerade},
+		{"behind a pod, to a pod of this node", pods, associates[0], c.local, clusterIP, inside},
+		{"outside, to an endpoint that is said to be here", outside, associates[1], misplaced, loadBalancer, masquerade},
+		{"outside, to a pod of this node", outside, associates[1], c.local, loadBalancer, hostIPs(w.Client)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, f := range families {
+				saw, err := test.sctp[f].Associate(netip.MustParseAddrPort(test.to.at(test.way, f, nil)), dialTimeout)
+				if err != nil || saw != test.seen[f].String() {
+					t.Errorf("%s, SCTP: the server saw %q, %v, want %s", f, saw, err, test.seen[f])
+				}
 				for _, network := range networks {
 					reply, err := test.from.Exchange(lab.Exchange{Network: network, Address: test.to.at(test.way, f, nil), Timeout: dialTimeout})
 					if err == nil {
