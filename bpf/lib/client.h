@@ -15,15 +15,24 @@
 
 /*
  * own_bound_addr is bound_addr for an address that the network namespace has. Any socket can be bound to others
- * (IP_FREEBIND), and send nothing from there.
+ * (IP_FREEBIND), and send nothing from there. That a namespace has an address is known for up to some seconds. Its
+ * hash is none of what a socket has dialled, so that no socket is what it claims by dialling that.
  */
 static __always_inline bool own_bound_addr(struct bpf_sock_addr *ctx, bool v6, struct addr *a)
 {
+	__u64 h;
+
 	if (!bound_addr(ctx, v6, a) || addr_is_loopback(a))
 		return false;
 	if (is_host_netns(ctx))
 		return may_be_nodes(addr_hash(a)) && addr_flags(a) & ADDR_NODE;
-	return find_in_netns(ctx, a) & HAS_ADDRESS;
+	h = hash_of_dial(~bpf_get_netns_cookie(ctx), a);
+	if (is_known(h))
+		return true;
+	if (!(find_in_netns(ctx, a) & HAS_ADDRESS))
+		return false;
+	note_known(h);
+	return true;
 }
 
 /*

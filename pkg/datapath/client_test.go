@@ -95,23 +95,28 @@ func TestClientIsNotWhatItClaims(t *testing.T) {
 	w.needsNode(t)
 	const at = "10.96.0.9:80"
 	s := w.add(t, service{proto: "udp", at: []string{at}, to: w.all4(), affinity: 1000})
-	claimed := netip.MustParseAddr("10.244.1.200")
 	for name, test := range map[string]struct {
 		client *lab.Caller
 		own    netip.Addr
 	}{"a pod": {w.pod(t), w.client.IPv4}, "the node": {w.host(t), w.node.IPv4}} {
-		t.Run(name, func(t *testing.T) {
-			socket := mustSocket(t, test.client, "udp4")
-			lab.Must(t, socket.SetOption(unix.IPPROTO_IP, unix.IP_FREEBIND, 1), socket.Bind(claimed.String()+":0"))
-			_ = socket.Connect(at) // no route has that source
-			for client, want := range map[netip.Addr]bool{claimed: false, test.own: true} {
-				_, has, err := w.Maps().Affinity.Lookup(affinityKey(client, s))
-				lab.Must(t, err)
-				if has != want {
-					t.Errorf("%s has affinity: %t", client, has)
+		for what, claimed := range map[string]netip.Addr{
+			"an address that is not there": netip.MustParseAddr("10.244.1.200"), "what it dials": netip.MustParseAddrPort(at).Addr(),
+		} {
+			t.Run(name+" claims "+what, func(t *testing.T) {
+				socket := mustSocket(t, test.client, "udp4")
+				lab.Must(t, socket.SetOption(unix.IPPROTO_IP, unix.IP_FREEBIND, 1), socket.Bind(claimed.String()+":0"))
+				for range 2 {
+					_ = socket.Connect(at) // no route has that source
 				}
-			}
-		})
+				for client, want := range map[netip.Addr]bool{claimed: false, test.own: true} {
+					_, has, err := w.Maps().Affinity.Lookup(affinityKey(client, s))
+					lab.Must(t, err)
+					if has != want {
+						t.Errorf("%s has affinity: %t", client, has)
+					}
+				}
+			})
+		}
 	}
 }
 
