@@ -16,7 +16,7 @@ var ownImports = map[string]string{
 	"pkg/status":   "pkg/reconcile pkg/datapath pkg/flow pkg/health pkg/metrics pkg/lb maps",
 	"pkg/events":   "pkg/kube pkg/status pkg/datapath pkg/lb maps",
 	"pkg/decision": "pkg/queue pkg/reconcile pkg/health pkg/lb",
-	"pkg/doctor":   "pkg/status pkg/node pkg/datapath pkg/lb bpf maps",
+	"pkg/doctor":   "pkg/status pkg/pods pkg/node pkg/datapath pkg/lb bpf maps",
 	"pkg/config":   "pkg/lb", "pkg/kube": "pkg/lb", "pkg/node": "pkg/lb pkg/pods bpf maps", "pkg/health": "pkg/lb maps",
 	"pkg/reconcile": "pkg/queue pkg/lb pkg/maglev maps", "pkg/datapath": "pkg/node bpf maps",
 	"pkg/flow": "maps", "pkg/metrics": "pkg/reconcile pkg/flow pkg/health pkg/lb maps", "bpf": "maps",

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -107,11 +106,10 @@ func checkServiceCIDRs(n Node) []Finding {
 				inside = append(inside, fmt.Sprintf("podCIDR %s of node %s overlaps %s", p.Prefix, p.Node, cidr))
 			}
 		}
-		for _, owner := range slices.Sorted(maps.Keys(n.PodRoutes.Value)) {
-			routes := n.PodRoutes.Value[owner]
-			for _, r := range routes {
-				if r.To.Bits() > 0 && r.To.Overlaps(cidr) && !isDefaultDevice(routes, r) {
-					led = append(led, fmt.Sprintf("%s leads %s by %s", owner, r.To, cmp.Or(r.Device, "no device")))
+		for _, ns := range n.Namespaces.Value {
+			for _, r := range ns.Routes {
+				if r.To.Bits() > 0 && r.To.Overlaps(cidr) && !isDefaultDevice(ns.Routes, r) {
+					led = append(led, fmt.Sprintf("%s leads %s by %s", ns, r.To, cmp.Or(r.Device, "no device")))
 				}
 			}
 		}

@@ -64,9 +64,9 @@ func healthy() Node {
 		Routes: Fact[[]node.Route]{Value: []node.Route{
 			route("0.0.0.0/0", "eth0"), route("10.0.0.0/8", "eth0"), route("192.168.50.0/24", "eth0"), route("::/0", "eth0"),
 		}},
-		PodRoutes: Fact[map[string][]node.Route]{Value: map[string][]node.Route{
-			"pod a": {route("0.0.0.0/0", "eth0"), route("10.0.0.0/8", "eth0"), route("10.244.1.0/24", "eth0")},
-		}},
+		Namespaces: Fact[[]Namespace]{Value: []Namespace{{
+			Routes: []node.Route{route("0.0.0.0/0", "eth0"), route("10.0.0.0/8", "eth0"), route("10.244.1.0/24", "eth0")},
+		}}},
 	}
 }
 
@@ -239,6 +239,20 @@ var patients = []struct {
 	{"calico", "with iptables", func(n *Node) {
 		n.Devices.Value = append(n.Devices.Value, device(9, "cali12345", "veth", node.ClassPods, 1450))
 	}},
+	{"mesh", "with pods that opt out, and others", func(n *Node) {
+		n.Agent.Value.OptedOut = []status.OptedOutPod{{UID: "a"}}
+		for _, uid := range []string{"a", "b", ""} {
+			n.Namespaces.Value = append(n.Namespaces.Value, Namespace{Namespace: node.Namespace{Inode: 7, PodUID: uid, Mesh: "nftables ip nat ISTIO_OUTPUT"}})
+		}
+		n.Namespaces.Value[2].Pod = "shop/web-1"
+	}},
+	{"mesh", "of which no pod opts out", func(n *Node) {
+		n.Namespaces.Value = append(n.Namespaces.Value, Namespace{Namespace: node.Namespace{Inode: 7, Mesh: "iptables nat PROXY_INIT_OUTPUT"}})
+	}},
+	{"mesh", "all opted out", func(n *Node) {
+		n.Agent.Value.OptedOut = []status.OptedOutPod{{UID: "a"}}
+		n.Namespaces.Value = append(n.Namespaces.Value, Namespace{Namespace: node.Namespace{PodUID: "a", Mesh: "iptables nat ISTIO_OUTPUT"}})
+	}},
 	{"node-port-firewall", "a node port", func(n *Node) { n.Netfilter = rules(selects(nodePort, "drops")) }},
 	{"node-port-firewall", "an address that the node does not have", func(n *Node) {
 		n.Netfilter = rules(selects(node.Match{Destination: netip.MustParsePrefix("192.0.2.7/32"), Ports: []bpf.PortRange{{Low: 80, High: 80}}}, "rejects"))
@@ -335,7 +349,9 @@ var patients = []struct {
 		n.APIServer.Value.PodCIDRs = []PodCIDR{{"node-2", netip.MustParsePrefix("10.96.0.0/11")}}
 	}},
 	{"service-cidrs", "with a VPN in a pod", func(n *Node) {
-		n.PodRoutes.Value["pod b"] = []node.Route{route("0.0.0.0/0", "eth0"), route("0.0.0.0/1", "tun0"), route("fd00::/16", "net1")}
+		n.Namespaces.Value = append(n.Namespaces.Value, Namespace{
+			Namespace: node.Namespace{PodUID: "b"}, Routes: []node.Route{route("0.0.0.0/0", "eth0"), route("0.0.0.0/1", "tun0"), route("fd00::/16", "net1")},
+		})
 	}},
 	{"service-cidrs", "without ServiceCIDRs", func(n *Node) { n.APIServer.Value.ServiceCIDRs = nil }},
 	{"service-cidrs", "that may not be listed", func(n *Node) { n.APIServer.Value.CIDRStatus = 403 }},
@@ -453,6 +469,7 @@ func TestUnseen(t *testing.T) {
 		{"ipvs", func(n *Node) { n.IPVS.Err = lost }},
 		{"connection-marks", func(n *Node) { n.MarkRules.Err = lost }},
 		{"ipsec", func(n *Node) { n.IPsecPolicies.Err = lost }},
+		{"mesh service-cidrs", func(n *Node) { n.Namespaces.Err = lost }},
 		{"ip-forward", func(n *Node) { n.IPForward.Err = lost }},
 		{"ports", func(n *Node) { n.Ephemeral.Err = lost }},
 		{"ports", func(n *Node) { n.Masquerade.Err = lost }},
@@ -485,6 +502,7 @@ func TestNothingSeen(t *testing.T) {
 		CgroupPrograms: foreign(), Devices: Fact[[]Device]{Err: err}, Netfilter: Fact[node.Netfilter]{Err: err},
 		IPsecPolicies: Fact[int]{Err: err}, IPForward: Fact[Forwarding]{Err: err}, Ephemeral: Fact[[]bpf.PortRange]{Err: err},
 		APIServer: Fact[APIServer]{Err: err}, Agent: Fact[status.Status]{Err: err}, State: Fact[node.State]{Err: err},
+		Namespaces: Fact[[]Namespace]{Err: err},
 	}
 	n.CgroupPrograms.Err, n.DevicePrograms.Err, n.MarkRules.Err = err, err, err
 	for _, f := range Diagnose(n).Findings {

@@ -236,6 +236,36 @@ func checkCalico(n Node) []Finding {
 	return ok("nothing of Calico")
 }
 
+// checkMesh reports pods in which a mesh redirects connections, and whose sockets are translated before: the mesh then
+// does not know the Service, and lets pass what it is to refuse.
+func checkMesh(n Node) []Finding {
+	var in, unknown []string
+	for _, ns := range n.Namespaces.Value {
+		out := slices.ContainsFunc(n.Agent.Value.OptedOut, func(p status.OptedOutPod) bool { return p.UID == ns.PodUID })
+		switch {
+		case ns.Mesh == "" || out:
+		case ns.PodUID == "" && len(n.Agent.Value.OptedOut) > 0:
+			unknown = append(unknown, ns.String())
+		default:
+			in = append(in, fmt.Sprintf("%s (%s)", ns, ns.Mesh))
+		}
+	}
+	var found []Finding
+	if len(in) > 0 {
+		found = append(found, warning("a mesh gets the endpoint's address instead of the Service's, and may let pass what it is to refuse, in: "+status.ListText(in),
+			"Opt these pods out of translation at sockets, or the Services that they use.")...)
+	}
+	if len(unknown) > 0 {
+		found = append(found, warning("a mesh redirects connections in these, of which is not known whether they have opted out: "+status.ListText(unknown),
+			"Run the doctor as root of the node, or with SYS_PTRACE in its PID namespace.")...)
+	}
+	if len(found) > 0 {
+		return found
+	}
+
+	return ok("no pod is seen whose mesh would not know a Service")
+}
+
 // checkFirewall reports rules that match packets to Services only as long as netfilter sees these
 // before they are translated, and rules that match them only afterwards.
 func checkFirewall(n Node) []Finding {

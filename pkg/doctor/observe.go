@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,7 @@ import (
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/pkg/node"
+	"github.com/sluice-lb/sluice/pkg/pods"
 	"github.com/sluice-lb/sluice/pkg/status"
 )
 
@@ -93,6 +95,22 @@ type Pins struct {
 	LastRan time.Time
 }
 
+// Namespace is a network namespace besides the node's.
+type Namespace struct {
+	node.Namespace
+	Pod    string // NAMESPACE/NAME, empty if that is not known
+	Routes []node.Route
+}
+
+// String names the pod, as well as it is known.
+func (n Namespace) String() string {
+	if n.PodUID == "" {
+		return fmt.Sprintf("network namespace %d", n.Inode)
+	}
+
+	return "pod " + cmp.Or(n.Pod, n.PodUID)
+}
+
 // Forwarding is for which families the kernel forwards packets.
 type Forwarding struct{ V4, V6 bool }
 
@@ -137,7 +155,7 @@ type Node struct {
 	Masquerade    Fact[node.MasqueradePorts]
 	APIServer     Fact[APIServer]
 	Routes        Fact[[]node.Route]
-	PodRoutes     Fact[map[string][]node.Route] // of other network namespaces, by the pod
+	Namespaces    Fact[[]Namespace]
 }
 
 // byClsact reports whether the agent attaches to devices by filters.
@@ -166,15 +184,10 @@ func Observe(ctx context.Context, cfg Config) Node {
 		Agent:     look(func() (status.Status, error) { return status.NewClient(cfg.Socket).Status(ctx) }),
 		Netfilter: look(node.ReadNetfilter), IPVS: look(countIPVS), MarkRules: look(node.MarkRules), IPsecPolicies: look(node.IPsecPolicies),
 		IPForward: look(readForwarding), Ephemeral: look(node.EphemeralPorts), Masquerade: look(node.ReadMasqueradePorts),
-		APIServer: look(func() (APIServer, error) { return askAPIServer(ctx, cfg) }),
-		Routes:    look(node.Routes),
-		PodRoutes: look(func() (map[string][]node.Route, error) {
-			routes := make(map[string][]node.Route)
-			err := node.RoutesOfOthers(func(owner string, of []node.Route) { routes[owner] = of })
-
-			return routes, err
-		}),
-		Processes: look(findProcesses), AllProcesses: seesAllProcesses(),
+		APIServer:  look(func() (APIServer, error) { return askAPIServer(ctx, cfg) }),
+		Routes:     look(node.Routes),
+		Namespaces: look(readNamespaces),
+		Processes:  look(findProcesses), AllProcesses: seesAllProcesses(),
 	}
 	n.Others = look(func() ([]datapath.Other, error) {
 		if n.Cgroup.Err != nil {
@@ -215,6 +228,20 @@ func Observe(ctx context.Context, cfg Config) Node {
 	n.CiliumPins, _ = filepath.Glob(filepath.Join(filepath.Dir(cfg.BPFRoot), "tc/globals/cilium_*")) // the pattern is valid
 
 	return n
+}
+
+func readNamespaces() ([]Namespace, error) {
+	names, err := pods.Names(pods.DefaultLogs)
+	if err != nil {
+		return nil, err
+	}
+	var all []Namespace
+	err = node.OtherNamespaces(func(of node.Namespace, routes []node.Route) {
+		all = append(all, Namespace{of, names[of.PodUID], routes})
+	})
+	slices.SortFunc(all, func(a, b Namespace) int { return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Inode, b.Inode)) })
+
+	return all, err
 }
 
 func readKernel() (Kernel, error) {

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,32 +43,4 @@ func Routes() ([]Route, error) {
 	}
 
 	return routes, nil
-}
-
-// RoutesOfOthers calls visit with the routes of each other network namespace that this process may enter, and with
-// the UID of the pod that has it, or its inode if no process shows one.
-func RoutesOfOthers(visit func(owner string, routes []Route)) error {
-	own, err := NetnsInode()
-	if err != nil {
-		return err
-	}
-
-	return EachNamespace(func(inode uint64, ns netns.NsHandle) (bool, error) {
-		if inode == own {
-			return false, nil
-		}
-		var routes []Route
-		err := InNamespace(ns, func() (err error) { routes, err = Routes(); return err })
-		if err != nil {
-			return false, err
-		}
-		uid, err := podIn(inode)
-		owner := "pod " + uid
-		if uid == "" {
-			owner = fmt.Sprintf("network namespace %d", inode)
-		}
-		visit(owner, routes)
-
-		return false, err
-	})
 }

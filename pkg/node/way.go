@@ -218,7 +218,8 @@ func arrivalOf(link netlink.Link) (Arrival, error) {
 
 // Namespace is the network namespace of a pod, as its processes show it.
 type Namespace struct {
-	PodUID string // by the name of the pod's cgroup, empty if it has none
+	Inode  uint64
+	PodUID string // by the name of the pod's cgroup, empty if no process shows it
 	// Mesh is the chain by which a service mesh redirects what the pod sends to a proxy, empty if none is seen.
 	Mesh string
 }
@@ -251,6 +252,7 @@ func (a Arrival) Namespace(client netip.Addr) (found Namespace, has bool, err er
 			return err
 		})
 		if has && err == nil {
+			found.Inode = inode
 			found.PodUID, err = podIn(inode)
 		}
 
@@ -258,6 +260,36 @@ func (a Arrival) Namespace(client netip.Addr) (found Namespace, has bool, err er
 	})
 
 	return found, has, err
+}
+
+// OtherNamespaces calls visit with each network namespace but the calling thread's that this process may enter, and
+// with the routes there.
+func OtherNamespaces(visit func(of Namespace, routes []Route)) error {
+	own, err := NetnsInode()
+	if err != nil {
+		return err
+	}
+
+	return EachNamespace(func(inode uint64, ns netns.NsHandle) (bool, error) {
+		if inode == own {
+			return false, nil
+		}
+		of := Namespace{Inode: inode}
+		var routes []Route
+		err := InNamespace(ns, func() (err error) {
+			of.Mesh = meshChain()
+			routes, err = Routes()
+
+			return err
+		})
+		if err != nil {
+			return false, err
+		}
+		of.PodUID, err = podIn(inode)
+		visit(of, routes)
+
+		return false, err
+	})
 }
 
 // meshPrefixes begin the names of the chains by which meshes redirect what pods send.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -56,6 +57,16 @@ func TestWays(t *testing.T) {
 		}
 		if _, err := ArrivalOf(netip.MustParseAddr("10.244.1.3")); err == nil {
 			t.Error("a client that is nowhere is behind a port")
+		}
+		meshes := make(map[string][]Route)
+		err = OtherNamespaces(func(of Namespace, routes []Route) {
+			if of.Mesh != "" {
+				meshes[of.Mesh] = append(meshes[of.Mesh], routes...)
+			}
+		})
+		want := Route{netip.MustParsePrefix("10.244.1.0/24"), "eth0"}
+		if err != nil || !slices.Contains(meshes["nftables ip nat ISTIO_OUTPUT"], want) || !slices.Contains(meshes["nftables ip nat KUMA_OUTBOUND"], want) {
+			t.Errorf("of other namespaces these have a mesh: %v, %v", meshes, err)
 		}
 
 		return nil

@@ -118,7 +118,7 @@ func Read(cfg Config) (Pods, error) {
 	if cfg.Proc == "" {
 		cfg.Proc = "/proc"
 	}
-	names, err := readNames(cfg.Logs)
+	names, err := Names(cfg.Logs)
 	if err != nil {
 		return Pods{}, err
 	}
@@ -196,8 +196,8 @@ func UIDIn(cgroups string) string {
 	return ""
 }
 
-// readNames returns the names of pods by their UIDs.
-func readNames(logs string) (map[string]string, error) {
+// Names returns the names of pods, as NAMESPACE/NAME, by their UIDs. There are none where this process may not look.
+func Names(logs string) (map[string]string, error) {
 	names := make(map[string]string)
 	folders, err := os.ReadDir(logs)
 	if errors.Is(err, fs.ErrNotExist) && (logs == "" || logs == DefaultLogs) || errors.Is(err, fs.ErrPermission) {

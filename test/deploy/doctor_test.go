@@ -40,7 +40,7 @@ func testDoctor(t *testing.T, k *kubelet) {
 	}
 
 	folders := []string{k.path("/run"), k.bpffs}
-	lab.Must(t, os.MkdirAll(k.path("/run/sluice"), 0o755)) // as the kubelet does
+	lab.Must(t, os.MkdirAll(k.path("/run/sluice"), 0o755), os.MkdirAll(k.path("/run/netns"), 0o755)) // as the kubelet does
 	before := filesBelow(t, folders)
 	spec := k.mustSpecOf(t, pod.Spec, pod.Spec.Containers[0])
 	// The ClusterIP leads to the API server here, as it does where kube-proxy runs.
@@ -61,7 +61,7 @@ func testDoctor(t *testing.T, k *kubelet) {
 		}
 	}
 	for _, is := range spec.Mounts {
-		if strings.HasPrefix(is.To, "/run") && is.From != k.path("/run/sluice") {
+		if strings.HasPrefix(is.To, "/run") && is.From != k.path("/run/sluice") && is.From != k.path("/run/netns") {
 			t.Errorf("of the node's /run, it has %s at %s", is.From, is.To)
 		}
 	}

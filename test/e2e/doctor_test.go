@@ -93,8 +93,8 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("exit code of a healthy node: %d", code)
 	}
 	for check, found := range healthy {
-		// The cgroup is the test's own, and no API server is named. Other tests may run kube-proxy.
-		if !slices.Contains([]string{"cgroup", "api-server", "service-cidrs", "clock", "configuration", "kube-proxy"}, check) && !strings.HasPrefix(found[0], "ok: ") {
+		// The cgroup is the test's own, and no API server is named. Other tests may run kube-proxy, and have meshes.
+		if !slices.Contains([]string{"cgroup", "api-server", "service-cidrs", "clock", "configuration", "kube-proxy", "mesh"}, check) && !strings.HasPrefix(found[0], "ok: ") {
 			t.Errorf("%s of a healthy node: %q", check, found)
 		}
 	}
@@ -190,7 +190,7 @@ func TestDoctor(t *testing.T) {
 			}
 			others := maps.Clone(healthy)
 			// These have names of the node, or of processes and memory of the machine.
-			for _, check := range []string{test.check, "pins", "bpffs", "cgroup", "device-hooks", "kube-proxy", "memory"} {
+			for _, check := range []string{test.check, "pins", "bpffs", "cgroup", "device-hooks", "kube-proxy", "mesh", "memory"} {
 				delete(found, check)
 				delete(others, check)
 			}
