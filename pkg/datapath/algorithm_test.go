@@ -321,9 +321,9 @@ func TestMaglevSelection(t *testing.T) {
 	many.line(t)
 	chosen := w.chosen(t, s)
 	many.rest(t)
-	for _, id := range s.backends {
-		if n := chosen[id]; n < connects/size*3/4 || n > connects/size*5/4 { // eight standard deviations
-			t.Errorf("backend %d has %d of %d flows", id, n, connects)
-		}
+	counts := make([]int, size)
+	for i, id := range s.backends {
+		counts[i] = chosen[id]
 	}
+	lab.MustBeFair(t, "of connect()", counts, lab.Even(size))
 }

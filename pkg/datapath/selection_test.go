@@ -48,7 +48,7 @@ func TestRandomSelection(t *testing.T) {
 			if total != connects {
 				t.Fatalf("%d of %d sockets have a backend of the service", total, connects)
 			}
-			lab.Must(t, lab.CheckShares(counts, lab.Even(size)))
+			lab.MustBeFair(t, "of connect()", counts, lab.Even(size))
 		})
 	}
 }
@@ -79,8 +79,12 @@ func TestSortedNames(t *testing.T) {
 func TestTurnOfEachFrontend(t *testing.T) {
 	w := newWorld(t)
 	client := w.pod(t)
-	for _, way := range []way{ways[0], ways[5]} {
+	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
+			off := 0
+			if way.network[:3] == "udp" && !way.unconnected {
+				off = 1 // parts of two rounds: see testRounds
+			}
 			b := w.balance(t, way, maps.AlgorithmRR, 0)
 			counts := map[string]map[uint32]int{b.at[0]: {}, b.at[1]: {}, b.at[2]: {}}
 			for i := range 27 {
@@ -89,7 +93,7 @@ func TestTurnOfEachFrontend(t *testing.T) {
 			}
 			for at, got := range counts {
 				for _, id := range b.backends {
-					if got[id] != 3 {
+					if got[id] < 3-off || got[id] > 3+off {
 						t.Errorf("of 9 flows to %s, in turn with two other frontends, the backends get %v", at, got)
 					}
 				}
@@ -115,9 +119,7 @@ func TestIdleBesideBusy(t *testing.T) {
 		for range 300 {
 			counts[slices.Index(s.backends, w.connected(t, client, s.at[0]))]++
 		}
-		if err := lab.CheckShares(counts, shares); err != nil {
-			t.Errorf("algorithm %d: %v", algorithm, err)
-		}
+		lab.MustBeFair(t, fmt.Sprintf("by algorithm %d", algorithm), counts, shares)
 	}
 }
 
