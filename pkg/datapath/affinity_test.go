@@ -139,10 +139,16 @@ func TestAffinitySelection(t *testing.T) {
 // remember makes the client pod a client that has a backend of s.
 func (w *world) remember(t testing.TB, s *service, backend uint32) {
 	t.Helper()
+	lab.Must(t, w.Maps().Affinity.Put(affinityKey(w.client.IPv4, s), maps.Affinity{BackendId: backend, LastUsed: monotonic(t)}))
+}
+
+// monotonic is the time as programs have it.
+func monotonic(t testing.TB) uint64 {
+	t.Helper()
 	var now unix.Timespec
 	lab.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
-	lab.Must(t, w.Maps().Affinity.Put(affinityKey(w.client.IPv4, s),
-		maps.Affinity{BackendId: backend, LastUsed: uint64(now.Nano())}))
+
+	return uint64(now.Nano())
 }
 
 // connected returns the backend that a new UDP socket is given.
