@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 	"sync"
 )
 
@@ -89,10 +90,13 @@ func (t *FakeTable[K, V]) Lookup(k K) (V, bool, error) {
 func (t *FakeTable[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	return func(yield func(Entry[K, V], error) bool) {
 		t.mu.RLock()
-		entries := maps.Clone(t.Entries)
+		keys := slices.AppendSeq(make([]K, 0, len(t.Entries)), maps.Keys(t.Entries))
 		t.mu.RUnlock()
-		for k, v := range entries {
-			if !yield(Entry[K, V]{k, v}, nil) {
+		for _, k := range keys {
+			t.mu.RLock()
+			v, there := t.Entries[k]
+			t.mu.RUnlock()
+			if there && !yield(Entry[K, V]{k, v}, nil) {
 				return
 			}
 		}

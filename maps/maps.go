@@ -291,7 +291,7 @@ func putString(to *[64]int8, s string) {
 }
 
 func getString(from *[64]int8) string {
-	var b []byte
+	b := make([]byte, 0, len(from))
 	for _, c := range from {
 		if c == 0 {
 			break

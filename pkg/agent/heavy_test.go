@@ -225,13 +225,13 @@ func mustGate(t *testing.T) (*loopScene, *gate) {
 	t.Helper()
 	g := newGate()
 	p := mustRunLoopOn(t, maps.NewFakes(1<<20), 0, func(a *agent) {
-		a.resolve = func(s lb.Snapshot) lb.Resolution {
+		a.resolve = func(s lb.Snapshot, m *lb.Memory) lb.Resolution {
 			if s.Service.Name.Name == "heavy" && s.Size() >= decision.HeavySize {
 				g.begun <- struct{}{}
 				<-g.goOn
 			}
 
-			return s.Resolve()
+			return s.ResolveIn(m)
 		}
 	})
 
@@ -496,10 +496,10 @@ func TestManyServicesHoldUpNoOther(t *testing.T) {
 	var size atomic.Int64
 	a := newAgent(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, parts{
 		queue: queue.New[*model](nil), metrics: metrics.NewSync(time.Now), writer: writer,
-		resolve: func(s lb.Snapshot) lb.Resolution {
+		resolve: func(s lb.Snapshot, m *lb.Memory) lb.Resolution {
 			size.Add(int64(s.Size()))
 
-			return s.Resolve()
+			return s.ResolveIn(m)
 		},
 	})
 	a.synced, a.complete, a.heavy = true, true, &decision.Heavy{}

@@ -95,7 +95,7 @@ func newAgent(cfg Config, p parts) *agent {
 		p.setDevices = func([]node.Decision) {}
 	}
 	if p.resolve == nil {
-		p.resolve = lb.Snapshot.Resolve
+		p.resolve = lb.Snapshot.ResolveIn
 	}
 
 	return &agent{parts: p, cfg: cfg, model: newModel(cfg, p)}

@@ -31,12 +31,12 @@ func TestPanicIsOfOneService(t *testing.T) {
 			p := mustRunLoopOn(t, maps.NewFakes(1<<20), 0, func(a *agent) {
 				a.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 				a.model.events = func(e kube.Event) { events = append(events, e) }
-				a.resolve = func(s lb.Snapshot) lb.Resolution {
+				a.resolve = func(s lb.Snapshot, m *lb.Memory) lb.Resolution {
 					if s.Service.Affinity == 2*time.Second {
 						panic("this cannot be")
 					}
 
-					return s.Resolve()
+					return s.ResolveIn(m)
 				}
 			})
 			h := heavy.New(1, 0, externalIPs, 2)
@@ -96,12 +96,12 @@ func TestPanicAtTheStart(t *testing.T) {
 		writer, err := reconcile.New(reconcile.Config{Tables: fakes.Tables})
 		lab.Must(t, err)
 		r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer)
-		r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
+		r.agent.resolve = func(s lb.Snapshot, m *lb.Memory) lb.Resolution {
 			if failing {
 				panic("this cannot be")
 			}
 
-			return s.Resolve()
+			return s.ResolveIn(m)
 		}
 		r.Sink().SetService(light(), nil)
 		r.Sink().SetSlice(lightSlice(1), nil)
@@ -127,13 +127,13 @@ func TestDecisionsAtATime(t *testing.T) {
 	lab.Must(t, err)
 	r := NewOffline(Config{NodeName: "node-1", Log: slog.New(slog.DiscardHandler)}, writer)
 	var decided, most atomic.Int64
-	r.agent.resolve = func(s lb.Snapshot) lb.Resolution {
+	r.agent.resolve = func(s lb.Snapshot, m *lb.Memory) lb.Resolution {
 		written := int64(len(fakes.FrontendIDs.Entries) / 4)
 		if ahead := decided.Add(1) - written; ahead > most.Load() {
 			most.Store(ahead)
 		}
 
-		return s.Resolve()
+		return s.ResolveIn(m)
 	}
 	for i := range services {
 		svc := light()

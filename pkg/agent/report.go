@@ -168,7 +168,11 @@ func (a *agent) services(ctx context.Context) (status.Model, error) {
 	if err != nil {
 		return status.Model{}, err
 	}
-	var snapshots []lb.Snapshot
+	count, err := queue.Ask(ctx, a.queue, a.model.state.Len)
+	if err != nil {
+		return status.Model{}, err
+	}
+	snapshots := make([]lb.Snapshot, 0, count)
 	err = queue.Collect(ctx, a.queue, a.model.state.Snapshots(), func(s lb.Snapshot) { snapshots = append(snapshots, s) })
 	if err != nil {
 		return status.Model{}, err
@@ -181,7 +185,8 @@ func (a *agent) services(ctx context.Context) (status.Model, error) {
 func (a *agent) modelOf(snapshots []lb.Snapshot, statuses iter.Seq[reconcile.Status], problems map[string][]lb.Problem) status.Model {
 	m := status.NewModel(statuses)
 	m.Resolve, m.Problems, m.Own = a.resolve.Resolve, problems, a.probe
-	m.Snapshots = slices.SortedFunc(slices.Values(snapshots), lb.Snapshot.Compare)
+	slices.SortFunc(snapshots, lb.Snapshot.Compare)
+	m.Snapshots = snapshots
 
 	return m
 }

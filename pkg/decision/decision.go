@@ -23,15 +23,16 @@ type Decision struct {
 	Stack      []byte // of the panic
 }
 
-// Resolver resolves a Service: it is [lb.Snapshot.Resolve] unless a test has another one. Any goroutine
+// Resolver resolves a Service: it is [lb.Snapshot.ResolveIn] unless a test has another one. Any goroutine
 // may call its methods.
-type Resolver func(lb.Snapshot) lb.Resolution
+type Resolver func(lb.Snapshot, *lb.Memory) lb.Resolution
 
 // Decide decides about one Service.
 func (r Resolver) Decide(s lb.Snapshot) (d Decision) {
 	failed, stack := guard(func() {
-		d.Resolution = r(s)
-		d.Planned = reconcile.PlanOf(d.Resolution, func() lb.Resolution { return r(s) })
+		resolve := func() lb.Resolution { return r(s, &lb.Memory{}) }
+		d.Resolution = resolve()
+		d.Planned = reconcile.PlanOf(d.Resolution, resolve)
 		d.Check = health.CheckOf(s.Service, d.Resolution)
 	})
 	if failed != "" {
@@ -61,8 +62,8 @@ func (r Resolver) DecideAll(snapshots []lb.Snapshot) []Decision {
 }
 
 // Resolve returns the resolution of a Service, an empty one if that panics.
-func (r Resolver) Resolve(s lb.Snapshot) (res lb.Resolution) {
-	guard(func() { res = r(s) })
+func (r Resolver) Resolve(s lb.Snapshot, m *lb.Memory) (res lb.Resolution) {
+	guard(func() { res = r(s, m) })
 
 	return res
 }

@@ -28,8 +28,7 @@ func (r *resolver) addresses(family Family) []address {
 	if !clusterIP.IsValid() {
 		return nil
 	}
-	found := make([]address, 1, 1+r.loadBalancers+len(r.externalIPs))
-	found[0] = address{ip: clusterIP, kind: KindClusterIP}
+	found := append(take(&r.memory.addrs, 1+r.loadBalancers+len(r.externalIPs)), address{ip: clusterIP, kind: KindClusterIP})
 	index := make(map[netip.Addr]int) // of found
 	index[clusterIP] = 0
 	add := func(ip netip.Addr, kind Kind, restricted bool) {
@@ -133,7 +132,8 @@ type portID[T string | uint16] struct {
 // claims returns the valid ports of the Service. Of two ports with the same number, the
 // first gets it.
 func (r *resolver) claims() []claim {
-	claims := make([]claim, 0, len(r.ports))
+	claims := slices.Grow(r.memory.claims[:0], len(r.ports))
+	r.memory.claims = claims
 	names := make(map[portID[string]]struct{})
 	ports := make(map[portID[uint16]]string) // the name of the port that has the number
 	nodePorts := make(map[portID[uint16]]string)

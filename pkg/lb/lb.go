@@ -16,6 +16,7 @@ package lb
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 	"unique"
 )
 
@@ -90,10 +91,36 @@ func (r Resolution) LocalReady(family Family) int {
 // which the Service has no ClusterIP, it has no frontends at all, not even node ports
 // and external addresses. The parts that are above the node's [Limits] are left out.
 func Resolve(svc *Service, slices []*EndpointSlice, node *Node) Resolution {
+	return resolve(svc, slices, node, &Memory{})
+}
+
+// Memory is what a [Resolution] takes. The zero value is ready for use. Who resolves many Services, and keeps none of the
+// resolutions, uses the same for all.
+type Memory struct {
+	frontends []Frontend
+	endpoints []EndpointState
+	served    []servedPort
+	claims    []claim
+	addrs     []address // of both families
+	backends  []Backend // of all lists
+}
+
+// take returns an empty list with room for n elements. Lists that there is no more room for have memory of their own.
+func take[T any](from *[]T, n int) []T {
+	first := len(*from)
+	if cap(*from)-first < n {
+		*from, first = make([]T, 0, n), 0
+	}
+	*from = (*from)[:first+n]
+	return (*from)[first : first : first+n]
+}
+
+func resolve(svc *Service, of []*EndpointSlice, node *Node, in *Memory) Resolution {
 	if svc.Type == ExternalName || svc.OtherProxy || len(svc.ClusterIPs) == 0 {
 		return Resolution{}
 	}
-	r := resolver{svc: svc, slices: slices, node: node}
+	in.addrs, in.backends = in.addrs[:0], in.backends[:0]
+	r := resolver{svc: svc, slices: of, node: node, memory: in}
 	r.limit()
 	r.checkService()
 	r.checkSlices()
@@ -113,8 +140,9 @@ func Resolve(svc *Service, slices []*EndpointSlice, node *Node) Resolution {
 			endpoints += count
 		}
 	}
-	r.out.Frontends = make([]Frontend, 0, scopes*((len(addrs4)+len(addrs6))*len(claims)+nodePorts+len(svc.ClusterIPs)))
-	r.out.Endpoints = make([]EndpointState, 0, endpoints)
+	in.frontends = slices.Grow(in.frontends[:0], scopes*((len(addrs4)+len(addrs6))*len(claims)+nodePorts+len(svc.ClusterIPs)))
+	in.endpoints = slices.Grow(in.endpoints[:0], endpoints)
+	r.out.Frontends, r.out.Endpoints = in.frontends, in.endpoints
 
 	r.resolveFamily(IPv4, addrs4, claims)
 	r.resolveFamily(IPv6, addrs6, claims)
@@ -126,6 +154,7 @@ type resolver struct {
 	svc    *Service
 	slices []*EndpointSlice
 	node   *Node
+	memory *Memory
 	served []servedPort // of slices, sorted by the fields that they join on
 	out    Resolution
 
@@ -142,7 +171,7 @@ func (r *resolver) resolveFamily(family Family, addrs []address, claims []claim)
 	ranges := r.sourceRanges(family)
 	for i := range claims {
 		c := &claims[i]
-		endpoints := selectEndpoints(r.join(&c.name, family), r.node, r.svc.wantsLocal())
+		endpoints := selectEndpoints(r.join(&c.name, family), r.node, r.svc.wantsLocal(), r.memory)
 		for _, addr := range addrs {
 			if c.port == 0 || addr.restricted && ranges.overLimit || r.takesAPIServer(addr, c, endpoints.states) {
 				continue

@@ -27,7 +27,7 @@ func (r *resolver) indexSlices() {
 	for _, slice := range r.slices {
 		count += len(slice.Ports)
 	}
-	r.served = make([]servedPort, 0, count)
+	r.served = slices.Grow(r.memory.served[:0], count)
 	for _, slice := range r.slices {
 		if slice.Service != r.svc.Name {
 			continue
@@ -38,6 +38,7 @@ func (r *resolver) indexSlices() {
 			}
 		}
 	}
+	r.memory.served = r.served
 	slices.SortStableFunc(r.served, servedPort.compare)
 }
 
@@ -151,6 +152,7 @@ type selection struct {
 	states []EndpointState
 	hints  hints
 	lists  [2]backendList // by TrafficPolicy
+	memory *Memory
 }
 
 // backendList is the backends that one traffic policy allows.
@@ -163,8 +165,8 @@ type backendList struct {
 // those that are terminating and still serve (KEP-1669). Hints only count among ready
 // endpoints under the policy Cluster (KEP-2433). The list for Local is only filled if
 // wantLocal is set.
-func selectEndpoints(states []EndpointState, node *Node, wantLocal bool) selection {
-	s := selection{states: states, hints: hintsOf(states, node)}
+func selectEndpoints(states []EndpointState, node *Node, wantLocal bool, in *Memory) selection {
+	s := selection{states: states, hints: hintsOf(states, node), memory: in}
 	s.fill(Cluster, node)
 	if !wantLocal {
 		return s
@@ -212,7 +214,7 @@ func (s *selection) fill(policy TrafficPolicy, node *Node) {
 	if counts[chosen] == 0 {
 		return
 	}
-	backends := make([]Backend, 0, counts[chosen])
+	backends := take(&s.memory.backends, counts[chosen])
 	for i := range s.states {
 		if e := &s.states[i]; e.Uses[policy] == chosen {
 			e.Uses[policy] = Used

@@ -195,6 +195,9 @@ type Snapshot struct {
 // Resolve resolves the Service as it was then.
 func (s Snapshot) Resolve() Resolution { return Resolve(s.Service, s.slices, s.node) }
 
+// ResolveIn is Resolve in memory that was used before: what was resolved in it last is not valid any more.
+func (s Snapshot) ResolveIn(m *Memory) Resolution { return resolve(s.Service, s.slices, s.node, m) }
+
 // Size estimates the work of resolving the Service: the number of its frontends, source
 // ranges and endpoints, each counted once per port.
 func (s Snapshot) Size() int {

@@ -89,7 +89,7 @@ func (r *Reconciler) Statuses() iter.Seq[Status] {
 }
 
 // StatusesInSteps yields what [Reconciler.Statuses] does, and nil in between, so often that a step takes microseconds.
-// The Reconciler may be used between two steps: a Service that is Set or deleted meanwhile may be left out, and the status
+// What is yielded is valid until the next step. The Reconciler may be used between two steps: a Service that is Set or deleted meanwhile may be left out, and the status
 // of one that changes may be of both moments.
 func (r *Reconciler) StatusesInSteps() iter.Seq[*Status] {
 	return func(yield func(*Status) bool) {
@@ -100,6 +100,7 @@ func (r *Reconciler) StatusesInSteps() iter.Seq[*Status] {
 			return goesOn
 		}
 		adopts, most := r.adopts(pause), r.holders(pause)
+		var s Status
 		for _, svc := range r.services {
 			if !goesOn {
 				return
@@ -107,7 +108,7 @@ func (r *Reconciler) StatusesInSteps() iter.Seq[*Status] {
 			if !svc.wanted && (svc.work == nil || len(svc.failures) == 0) {
 				continue
 			}
-			if s := r.status(svc, adopts, most, pause); !goesOn || !yield(&s) {
+			if s = r.status(svc, adopts, most, pause); !goesOn || !yield(&s) {
 				return
 			}
 		}

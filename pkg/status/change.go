@@ -144,7 +144,7 @@ func (s *TriedService) countConnections(snapshot lb.Snapshot, before lb.Resoluti
 	if snapshot.Service == nil {
 		return nil
 	}
-	view := serviceOf(snapshot, before)
+	view := newViews().service(snapshot, before)
 	if err := known.add(&view); err != nil {
 		return err
 	}

@@ -1,7 +1,10 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
+	"hash/maphash"
+	"iter"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -189,9 +192,9 @@ func ProgrammedServices(m maps.Tables) ([]Service, error) {
 		return nil, err
 	}
 	services := []Service{}
-	places := make(map[string]int)                     // of the ports of the last Service, by name and protocol
-	listed := make(map[string]map[netip.AddrPort]bool) // the backends of these
-	read := make(map[*netip.AddrPort]bool)             // the lists of backends that are in there: a pool is of one port
+	places := make(map[maps.ServicePort]int)                     // of the ports of the last Service, without their families
+	listed := make(map[maps.ServicePort]map[netip.AddrPort]bool) // the backends of these
+	read := make(map[*netip.AddrPort]bool)                       // the lists of backends that are in there: a pool is of one port
 	for _, f := range frontends {
 		if f.Address.Port() == 0 || f.Address.Addr() == datapath.ProbeAddr {
 			continue
@@ -203,7 +206,7 @@ func ProgrammedServices(m maps.Tables) ([]Service, error) {
 			clear(listed)
 			clear(read)
 		}
-		svc, key := &services[len(services)-1], portKey(f.Service, f.Protocol)
+		svc, key := &services[len(services)-1], portNamed(f.Service, f.Protocol)
 		at, known := places[key]
 		if !known {
 			at = len(svc.Ports)
@@ -240,26 +243,43 @@ func ProgrammedServices(m maps.Tables) ([]Service, error) {
 // few bytes for each, as there may be a million backends.
 type states struct {
 	tables   *maps.Tables
-	ports    map[string][]uint32 // the ids of a service port, by its name and protocol
-	backends []uint64            // the id of a service port in the upper half, that of a backend in the lower one; sorted
+	seed     maphash.Seed
+	ports    []portID // sorted
+	backends []uint64 // the id of a service port in the upper half, that of a backend in the lower one; sorted
+}
+
+// portID is an id of a service port in the maps, with the hash of its name and protocol.
+type portID struct {
+	hash uint64
+	id   uint32
 }
 
 // newStates returns the states of the backends of one Service, or of all for an empty name.
 func newStates(m *maps.Tables, service string) (*states, error) {
-	s := &states{tables: m, ports: make(map[string][]uint32)}
-	wanted := make(map[uint32]bool)
+	s, of := &states{tables: m, seed: maphash.MakeSeed()}, portNamed(service, 0)
+	wanted := make(map[uint32]bool) // if not all are
 	for e, err := range m.ServicePorts.All() {
 		if err != nil {
 			return nil, err
 		}
-		if service == "" || e.Value.Service() == service {
-			key := portKey(e.Value.String(), lb.Protocol(e.Value.Proto))
-			s.ports[key] = append(s.ports[key], e.Key)
+		if service != "" && (e.Value.Namespace != of.Namespace || e.Value.Name != of.Name) {
+			continue
+		}
+		if service != "" {
 			wanted[e.Key] = true
 		}
+		if len(s.ports) == cap(s.ports) { // append copies them more often
+			s.ports = slices.Grow(s.ports, max(1000, len(s.ports)))
+		}
+		e.Value.Family = of.Family // the kernel has a name for each family and protocol
+		s.ports = append(s.ports, portID{maphash.Comparable(s.seed, e.Value), e.Key})
+	}
+	slices.SortFunc(s.ports, portID.compare)
+	if service == "" {
+		s.backends = make([]uint64, 0, m.Backends.Len())
 	}
 	for _, b := range m.Backends.All() {
-		if b.Id != 0 && wanted[b.ServicePortId] {
+		if b.Id != 0 && (service == "" || wanted[b.ServicePortId]) {
 			s.backends = append(s.backends, uint64(b.ServicePortId)<<32|uint64(b.Id))
 		}
 	}
@@ -268,17 +288,40 @@ func newStates(m *maps.Tables, service string) (*states, error) {
 	return s, nil
 }
 
-// portKey identifies a service port: the kernel has a name for each protocol.
-func portKey(name string, protocol lb.Protocol) string { return name + "/" + protocol.String() }
+func (p portID) compare(other portID) int {
+	return cmp.Or(cmp.Compare(p.hash, other.hash), cmp.Compare(p.id, other.id))
+}
+
+// portNamed returns a service port, NAMESPACE/NAME:PORT, as the maps have it, but for its family.
+func portNamed(text string, protocol lb.Protocol) maps.ServicePort {
+	namespace, rest, _ := strings.Cut(text, "/")
+	name, port, _ := strings.Cut(rest, ":")
+
+	return maps.ServicePortOf(namespace, name, port, uint8(protocol), 0)
+}
+
+// idsOf yields the ids of a service port.
+func (s *states) idsOf(port ServicePort) iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		hash := maphash.Comparable(s.seed, portNamed(port.Name, port.Protocol))
+		first, _ := slices.BinarySearchFunc(s.ports, portID{hash: hash}, portID.compare)
+		for _, p := range s.ports[first:] {
+			if p.hash != hash || !yield(p.id) {
+				return
+			}
+		}
+	}
+}
 
 // add sets how many connections each backend of a Service has, and whether it is a suspect.
 func (s *states) add(svc *Service) error {
+	known := make(map[netip.AddrPort]int)
 	for _, port := range svc.Ports {
-		known := make(map[netip.AddrPort]int, len(port.Backends))
+		clear(known)
 		for i := range port.Backends {
 			known[port.Backends[i].Address] = i
 		}
-		for _, id := range s.ports[portKey(port.Name, port.Protocol)] {
+		for id := range s.idsOf(port) {
 			first, _ := slices.BinarySearch(s.backends, uint64(id)<<32)
 			for _, pair := range s.backends[first:] {
 				if uint32(pair>>32) != id {

@@ -223,7 +223,7 @@ func TestSuspects(t *testing.T) {
 	}
 	services, err := ProgrammedServices(fakes.Tables)
 	lab.Must(t, err)
-	with := []Service{serviceOf(snapshotOf(web(), webSlice()), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
+	with := []Service{newViews().service(snapshotOf(web(), webSlice()), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
 	mustAddStates(t, with, fakes.Tables)
 	for _, port := range []ServicePort{services[0].Ports[1], with[0].Ports[0]} {
 		for _, b := range port.Backends {
@@ -268,7 +268,7 @@ func TestConnections(t *testing.T) {
 	lab.Must(t, err)
 	checkConnections(t, without[0].Ports[1], want)
 
-	with := []Service{serviceOf(snapshotOf(web(), webSlice()), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
+	with := []Service{newViews().service(snapshotOf(web(), webSlice()), lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"}))}
 	mustAddStates(t, with, fakes.Tables)
 	want["10.0.1.11:8080"] = 0 // not ready
 	checkConnections(t, with[0].Ports[0], want)
@@ -296,7 +296,7 @@ func checkConnections(t *testing.T, port ServicePort, want map[string]int) {
 
 func TestServiceShowsWhyBackendsAreInactive(t *testing.T) {
 	res := lb.Resolve(web(), []*lb.EndpointSlice{webSlice()}, &lb.Node{Name: "node-1"})
-	view := serviceOf(snapshotOf(web(), webSlice()), res)
+	view := newViews().service(snapshotOf(web(), webSlice()), res)
 	reasons := map[string]string{}
 	for _, b := range view.Ports[0].Backends {
 		reasons[b.Address.String()] = b.Reason
@@ -339,7 +339,7 @@ func TestEndpointsThatDoNotJoin(t *testing.T) {
 			slice := webSlice()
 			test.change(slice)
 			snapshot := snapshotOf(web(), slice)
-			model := Model{Snapshots: []lb.Snapshot{snapshot}, Resolve: lb.Snapshot.Resolve}
+			model := Model{Snapshots: []lb.Snapshot{snapshot}, Resolve: lb.Snapshot.ResolveIn}
 			selection, ok := model.Selection("ns/web", webKey(80))
 			var whys, backends []string
 			for _, e := range selection.Endpoints {
@@ -378,8 +378,8 @@ func TestEmptyListsInJSON(t *testing.T) {
 	kernel, err := ProgrammedServices(fakes.Tables)
 	lab.Must(t, err)
 	for name, services := range map[string][]Service{
-		"a Service without ports":                        slices.Collect(Model{Snapshots: []lb.Snapshot{snapshotOf(svc, empty)}, Resolve: lb.Snapshot.Resolve}.Services()),
-		"a Service without endpoints":                    slices.Collect(Model{Snapshots: []lb.Snapshot{snapshotOf(alone, empty)}, Resolve: lb.Snapshot.Resolve}.Services()),
+		"a Service without ports":                        slices.Collect(Model{Snapshots: []lb.Snapshot{snapshotOf(svc, empty)}, Resolve: lb.Snapshot.ResolveIn}.Services()),
+		"a Service without endpoints":                    slices.Collect(Model{Snapshots: []lb.Snapshot{snapshotOf(alone, empty)}, Resolve: lb.Snapshot.ResolveIn}.Services()),
 		"what is in the maps, with a port that has none": kernel,
 	} {
 		text, err := json.Marshal(services)

@@ -119,13 +119,26 @@ func (f Frontend) Key() lb.FrontendKey {
 	return lb.FrontendKey{Addr: f.Address.Addr(), Port: f.Address.Port(), Protocol: f.Protocol, Scope: f.Scope}
 }
 
-// views converts what the model has of one Service. Frontends share backends and source ranges in the model, and so do
-// their views: a Service may have 65,536 frontends with hundreds of backends.
+// views converts what the model has of one Service after the other: what it has returned for one is not valid any more when
+// the next one begins. Frontends share backends and source ranges in the model, and so do their views: a Service may have
+// 65,536 frontends with hundreds of backends.
 type views struct {
+	memory   lb.Memory // of the resolution
 	backends map[list][]netip.AddrPort
 	ranges   map[*netip.Prefix][]netip.Prefix
 	names    map[lb.PortName]string
+	places   map[lb.PortName]int // of the ports
+
+	// The memory of what is returned.
+	addrs []netip.AddrPort
+	ports []ServicePort
+	ends  []portEnds
+	front []Frontend
+	back  []Backend
 }
+
+// portEnds is how many frontends and backends a port has.
+type portEnds struct{ frontends, backends int }
 
 // list identifies a list of backends by its memory.
 type list struct {
@@ -134,7 +147,26 @@ type list struct {
 }
 
 func newViews() *views {
-	return &views{make(map[list][]netip.AddrPort), make(map[*netip.Prefix][]netip.Prefix), make(map[lb.PortName]string)}
+	return &views{
+		backends: make(map[list][]netip.AddrPort), ranges: make(map[*netip.Prefix][]netip.Prefix),
+		names: make(map[lb.PortName]string), places: make(map[lb.PortName]int),
+	}
+}
+
+// begin begins a Service.
+func (v *views) begin() {
+	v.backends, v.ranges, v.names, v.places = emptyMap(v.backends), emptyMap(v.ranges), emptyMap(v.names), emptyMap(v.places)
+	v.addrs = v.addrs[:0]
+}
+
+// emptyMap returns an empty map, which is this one unless it was so large that it takes long to clear.
+func emptyMap[K comparable, V any](m map[K]V) map[K]V {
+	if len(m) > 100 {
+		return make(map[K]V)
+	}
+	clear(m)
+
+	return m
 }
 
 func (v *views) backendsOf(f lb.Frontend) []netip.AddrPort {
@@ -143,10 +175,11 @@ func (v *views) backendsOf(f lb.Frontend) []netip.AddrPort {
 	}
 	key := list{&f.Backends[0], len(f.Backends)}
 	if _, known := v.backends[key]; !known {
-		addrs := make([]netip.AddrPort, 0, len(f.Backends))
+		first := len(v.addrs)
 		for _, b := range f.Backends {
-			addrs = append(addrs, b.Addr)
+			v.addrs = append(v.addrs, b.Addr)
 		}
+		addrs := v.addrs[first:len(v.addrs):len(v.addrs)]
 		slices.SortFunc(addrs, netip.AddrPort.Compare)
 		v.backends[key] = addrs
 	}
@@ -232,38 +265,45 @@ func (v *views) backend(e lb.EndpointState) Backend {
 	return b
 }
 
-// serviceOf converts a Service of the model.
-func serviceOf(snapshot lb.Snapshot, res lb.Resolution) Service {
+// service converts a Service of the model.
+func (v *views) service(snapshot lb.Snapshot, res lb.Resolution) Service {
+	v.begin()
 	svc := snapshot.Service
-	view := Service{Name: svc.Name.String(), Type: svc.Type.String(), HealthCheckNodePort: svc.HealthCheckNodePort, Ports: []ServicePort{}, Problems: res.Problems}
-	convert, places := newViews(), make(map[lb.PortName]int, len(svc.Ports))
-	frontends, backends := make([]int, len(svc.Ports)), make([]int, len(svc.Ports)) // how many a port has
+	v.ends = slices.Grow(v.ends[:0], len(svc.Ports))[:len(svc.Ports)]
+	clear(v.ends)
 	for i, port := range svc.Ports {
-		places[lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}] = i
+		v.places[lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}] = i
 	}
 	for i := range res.Frontends {
-		if at, known := places[res.Frontends[i].Port]; known {
-			frontends[at]++
+		if at, known := v.places[res.Frontends[i].Port]; known { // those of the whole address are of no port
+			v.ends[at].frontends++
 		}
 	}
 	for i := range res.Endpoints {
-		backends[places[*res.Endpoints[i].Port]]++
+		v.ends[v.places[*res.Endpoints[i].Port]].backends++
 	}
+	v.ports = slices.Grow(v.ports[:0], 1+len(svc.Ports))
+	v.front, v.back = slices.Grow(v.front[:0], 1+len(res.Frontends)), slices.Grow(v.back[:0], 1+len(res.Endpoints)) // never nil
+	front, back := v.front[:len(res.Frontends)], v.back[:len(res.Endpoints)]
 	for i, port := range svc.Ports {
-		name := lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}
-		view.Ports = append(view.Ports, ServicePort{
-			Name: convert.nameOf(name), Protocol: port.Protocol,
-			Frontends: make([]Frontend, 0, frontends[i]), Backends: make([]Backend, 0, backends[i]),
+		n := v.ends[i]
+		v.ports = append(v.ports, ServicePort{
+			Name: v.nameOf(lb.PortName{Service: svc.Name, Port: port.Name, Protocol: port.Protocol}), Protocol: port.Protocol,
+			Frontends: front[:0:n.frontends], Backends: back[:0:n.backends],
 		})
+		front, back = front[n.frontends:], back[n.backends:]
 	}
-	for i := range res.Frontends { // those of the whole address are of no port
-		if at, known := places[res.Frontends[i].Port]; known {
-			view.Ports[at].Frontends = append(view.Ports[at].Frontends, convert.frontend(res.Frontends[i]))
+	view := Service{
+		Name: svc.Name.String(), Type: svc.Type.String(), HealthCheckNodePort: svc.HealthCheckNodePort, Ports: v.ports, Problems: res.Problems,
+	}
+	for i := range res.Frontends {
+		if at, known := v.places[res.Frontends[i].Port]; known {
+			view.Ports[at].Frontends = append(view.Ports[at].Frontends, v.frontend(res.Frontends[i]))
 		}
 	}
 	for i := range res.Endpoints {
-		at := places[*res.Endpoints[i].Port]
-		view.Ports[at].Backends = append(view.Ports[at].Backends, convert.backend(res.Endpoints[i]))
+		at := v.places[*res.Endpoints[i].Port]
+		view.Ports[at].Backends = append(view.Ports[at].Backends, v.backend(res.Endpoints[i]))
 	}
 	unjoined := 0
 	for i, port := range svc.Ports {
@@ -449,7 +489,7 @@ func ProbeFrontends(port uint16) []lb.Frontend {
 type Model struct {
 	Snapshots []lb.Snapshot // sorted by name, of all Services or of those that were asked for
 	// Resolve returns the resolution of a Service. Any goroutine may call it.
-	Resolve  func(lb.Snapshot) lb.Resolution
+	Resolve  func(lb.Snapshot, *lb.Memory) lb.Resolution
 	Problems map[string][]lb.Problem // that were found when objects were read, by object
 	Errors   []ServiceError
 	Own      []lb.Frontend // the agent's own: see [ProbeFrontends]
@@ -481,14 +521,18 @@ func NewModel(statuses iter.Seq[reconcile.Status]) Model {
 }
 
 // Services yields every Service, sorted by name, without the connections of its backends. Each is made when its turn comes.
-func (m Model) Services() iter.Seq[Service] {
+func (m Model) Services() iter.Seq[Service] { return m.services(newViews) }
+
+// services yields them as the views convert them that viewsOf returns for each.
+func (m Model) services(viewsOf func() *views) iter.Seq[Service] {
 	return func(yield func(Service) bool) {
 		failed := map[string][]string{}
 		for _, e := range m.Errors {
 			failed[e.Service] = append(failed[e.Service], e.Error)
 		}
 		for _, svc := range m.Snapshots {
-			view := serviceOf(svc, m.Resolve(svc))
+			v := viewsOf()
+			view := v.service(svc, m.Resolve(svc, &v.memory))
 			view.Problems = slices.Concat(m.Problems["Service "+view.Name], view.Problems)
 			view.Error = strings.Join(failed[view.Name], "; ")
 			if !yield(view) {
@@ -521,7 +565,7 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 		if svc.Service.Name.String() != service {
 			continue
 		}
-		resolution := m.Resolve(svc)
+		resolution := m.Resolve(svc, &lb.Memory{})
 		i := slices.IndexFunc(resolution.Frontends, func(f lb.Frontend) bool { return f.Key == key })
 		if i < 0 {
 			continue
@@ -560,17 +604,18 @@ func (m Model) Selection(service string, key lb.FrontendKey) (Selection, bool) {
 }
 
 // Desired yields the frontends that should be in the maps: the agent's own, and those of all Services, without those that
-// another Service owns.
+// another Service owns. The lists of one are valid until another Service has its turn.
 func (m Model) Desired() iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
+		convert := newViews()
 		for _, f := range m.Own {
-			if !yield(newViews().frontend(f)) {
+			if !yield(convert.frontend(f)) {
 				return
 			}
 		}
 		for _, svc := range m.Snapshots {
-			convert := newViews()
-			for _, f := range m.Resolve(svc).Frontends {
+			convert.begin()
+			for _, f := range m.Resolve(svc, &convert.memory).Frontends {
 				if owner, ok := m.Owners[f.Key]; ok && owner != svc.Service.Name {
 					continue
 				}

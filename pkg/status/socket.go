@@ -130,7 +130,8 @@ func (s Server) services(r *http.Request, to *stream) error {
 	if err != nil {
 		return err
 	}
-	for svc := range model.Services() {
+	one := newViews()
+	for svc := range model.services(func() *views { return one }) {
 		if err := states.add(&svc); err != nil {
 			return err
 		}

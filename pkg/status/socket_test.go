@@ -42,7 +42,7 @@ func serveAt(t *testing.T, socket string, state *lb.State) *Client {
 		Ping:   func(context.Context) error { return nil },
 		Model: func(context.Context) (Model, error) {
 			return Model{
-				Snapshots: slices.Collect(state.Snapshots()), Resolve: lb.Snapshot.Resolve, Own: ProbeFrontends(80),
+				Snapshots: slices.Collect(state.Snapshots()), Resolve: lb.Snapshot.ResolveIn, Own: ProbeFrontends(80),
 				Errors:   []ServiceError{{Service: "ns/web", Error: "one"}, {Service: "ns/web", Error: "two"}},
 				Problems: map[string][]lb.Problem{"Service ns/web": {{Object: "Service ns/web", Field: "f", Message: "m"}}},
 				Owners: map[lb.FrontendKey]lb.ServiceName{
@@ -270,7 +270,7 @@ func TestParts(t *testing.T) {
 		svc.ExternalIPs = append(svc.ExternalIPs, netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}))
 	}
 	snapshot := snapshotOf(svc, webSlice())
-	sent := serviceOf(snapshot, snapshot.Resolve())
+	sent := newViews().service(snapshot, snapshot.Resolve())
 	sent.Ports[0].Backends[0].Connections = 7
 	answer := httptest.NewRecorder()
 	to := newStream(deadlines{answer})

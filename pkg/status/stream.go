@@ -42,6 +42,10 @@ const partTimeout = 10 * time.Second
 // stream writes parts.
 type stream struct {
 	control  *http.ResponseController
+	part     part // that is written, and the values that it refers to
+	of       Service
+	port     ServicePort
+	front    Frontend
 	out      *bufio.Writer
 	encoder  *json.Encoder
 	backends map[*netip.AddrPort]int // the numbers of lists of the Service, by their memory
@@ -61,12 +65,19 @@ func newStream(w http.ResponseWriter) *stream {
 func (s *stream) begin(svc Service) error {
 	clear(s.backends)
 	clear(s.ranges)
-	svc.Ports = nil
 	if err := s.extend(); err != nil {
 		return err
 	}
+	s.of, s.of.Ports = svc, nil
 
-	return s.encoder.Encode(part{Service: &svc})
+	return s.write(part{Service: &s.of})
+}
+
+// write writes a part. Millions follow each other, all in the same memory.
+func (s *stream) write(p part) error {
+	s.part = p
+
+	return s.encoder.Encode(&s.part)
 }
 
 // extend gives the client time to read what follows.
@@ -84,7 +95,8 @@ func (s *stream) service(svc Service) error {
 		return err
 	}
 	for _, port := range svc.Ports {
-		if err := s.encoder.Encode(part{Port: &ServicePort{Name: port.Name, Protocol: port.Protocol}}); err != nil {
+		s.port = ServicePort{Name: port.Name, Protocol: port.Protocol}
+		if err := s.write(part{Port: &s.port}); err != nil {
 			return err
 		}
 		for _, f := range port.Frontends {
@@ -93,7 +105,7 @@ func (s *stream) service(svc Service) error {
 			}
 		}
 		for i := range port.Backends {
-			if err := s.encoder.Encode(part{Backend: &port.Backends[i]}); err != nil {
+			if err := s.write(part{Backend: &port.Backends[i]}); err != nil {
 				return err
 			}
 		}
@@ -104,12 +116,12 @@ func (s *stream) service(svc Service) error {
 
 // frontend writes a frontend, after the lists that it is the first to have.
 func (s *stream) frontend(f Frontend) error {
-	p := part{Frontend: &f}
+	p := part{Frontend: &s.front}
 	if len(f.Backends) > 0 {
 		first := &f.Backends[0]
 		if s.backends[first] == 0 {
 			s.backends[first] = len(s.backends) + 1
-			if err := s.encoder.Encode(part{Addresses: f.Backends}); err != nil {
+			if err := s.write(part{Addresses: f.Backends}); err != nil {
 				return err
 			}
 		}
@@ -119,15 +131,16 @@ func (s *stream) frontend(f Frontend) error {
 		first := &f.SourceRanges[0]
 		if s.ranges[first] == 0 {
 			s.ranges[first] = len(s.ranges) + 1
-			if err := s.encoder.Encode(part{Prefixes: f.SourceRanges}); err != nil {
+			if err := s.write(part{Prefixes: f.SourceRanges}); err != nil {
 				return err
 			}
 		}
 		p.Ranges = s.ranges[first]
 	}
-	f.Backends, f.SourceRanges = nil, nil
+	s.front = f
+	s.front.Backends, s.front.SourceRanges = nil, nil
 
-	return s.encoder.Encode(p)
+	return s.write(p)
 }
 
 // end writes the last part, which says whether the answer is complete.
@@ -137,7 +150,7 @@ func (s *stream) end(err error) error {
 		last.Error = err.Error()
 	}
 
-	return errors.Join(s.extend(), s.encoder.Encode(last), s.out.Flush())
+	return errors.Join(s.extend(), s.write(last), s.out.Flush())
 }
 
 // answerInParts returns a handler that sends what compute writes. One answer is made at a time, so that they do not take
