@@ -86,18 +86,29 @@ func (t *FakeTable[K, V]) Lookup(k K) (V, bool, error) {
 	return v, ok, nil
 }
 
+// fakeBatch is how many entries are read at a time, as [batch] of a map of the kernel.
+const fakeBatch = 256
+
 // All implements [Table].
 func (t *FakeTable[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	return func(yield func(Entry[K, V], error) bool) {
 		t.mu.RLock()
 		keys := slices.AppendSeq(make([]K, 0, len(t.Entries)), maps.Keys(t.Entries))
 		t.mu.RUnlock()
-		for _, k := range keys {
+		entries := make([]Entry[K, V], 0, fakeBatch)
+		for part := range slices.Chunk(keys, fakeBatch) {
+			entries = entries[:0]
 			t.mu.RLock()
-			v, there := t.Entries[k]
+			for _, k := range part {
+				if v, there := t.Entries[k]; there {
+					entries = append(entries, Entry[K, V]{k, v})
+				}
+			}
 			t.mu.RUnlock()
-			if there && !yield(Entry[K, V]{k, v}, nil) {
-				return
+			for _, e := range entries {
+				if !yield(e, nil) {
+					return
+				}
 			}
 		}
 	}

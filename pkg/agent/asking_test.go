@@ -200,3 +200,32 @@ func sampled(name string) uint64 {
 
 	return sample[0].Value.Uint64()
 }
+
+// Maps are compared with what was written to them in many turns: changes are in force meanwhile.
+func TestChangesDuringADriftCheck(t *testing.T) {
+	p := mustRunWithServices(t, 20_000)
+	compares := func() bool {
+		is, err := queue.Ask(t.Context(), p.queue, func() bool { return p.drift.compares })
+		lab.Must(t, err)
+
+		return is
+	}
+	lab.Must(t, p.queue.InTurn(func() error { p.compare(t.Context()); return nil }))
+	inForce := 0
+	for n := 0; compares(); n++ {
+		sink := sinkOf(p.agent)
+		sink.SetSlice(lightSlice(n), nil)
+		sink.Flush()
+		done, err := queue.Ask(t.Context(), p.queue, func() bool { return p.isProgrammed(light().Name) && p.drift.compares })
+		lab.Must(t, err)
+		if done {
+			inForce++
+		}
+	}
+	if inForce < 3 {
+		t.Errorf("%d changes were in force before it ended", inForce)
+	}
+	if rest := time.Until(p.drift.rests); rest <= 0 {
+		t.Errorf("the next one may begin at once")
+	}
+}

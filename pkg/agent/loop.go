@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	stdmaps "maps"
 	"net/netip"
@@ -63,8 +64,9 @@ type agent struct {
 
 	// The goroutine that has the turn of queue owns all of the following.
 	model    *model
-	synced   bool            // all Services and endpoints are known
-	complete bool            // and were programmed once
+	synced   bool // all Services and endpoints are known
+	complete bool // and were programmed once
+	drift    drift
 	heavy    *decision.Heavy // nil: all Services are resolved in turn
 	impaired status.Impaired // as last reported
 	// reporting is set while a goroutine collects what is impaired now.
@@ -166,7 +168,7 @@ func (a *agent) loop(ctx context.Context) error {
 		case <-due.C:
 			act = a.retry
 		case <-drift.C:
-			act = a.compare
+			act = func() { a.compare(ctx) }
 		case <-impaired.C:
 			act = func() { a.reportImpaired(ctx) }
 			a.tables.Heartbeat.Beat()
@@ -240,25 +242,44 @@ func pruneAddrs(queue *queue.Queue[*model], writer *reconcile.Reconciler, inUse 
 	queue.Enqueue(func(*model) { writer.PruneAddrs(inUse.Addrs, inUse.Begin) }) // the writer is due then
 }
 
-// compare compares the maps with the desired state and repairs them.
-func (a *agent) compare() {
-	a.proxy.Taken()
-	a.measure(metrics.Round{Full: true}, a.checkDrift)
+// drift is the state of the comparisons of the maps with what was written to them.
+type drift struct {
+	compares bool      // one is being made
+	rests    time.Time // none begins before
 }
 
-func (a *agent) checkDrift() {
-	if !a.synced {
+// driftRest is how many times as long as a comparison took the next one does not begin, so that they take less than a
+// twentieth of a processor.
+const driftRest = 19
+
+// compare begins to compare the maps with what was written to them, and repairs them. It takes many short turns, between
+// which changes have theirs: there may be millions of entries.
+func (a *agent) compare(ctx context.Context) {
+	if !a.synced || a.drift.compares || time.Now().Before(a.drift.rests) {
 		return
 	}
-	drifted, err := a.writer.Drift(true)
-	if err != nil {
-		a.cfg.Log.Error("drift check", "error", err)
-		a.unwritten = true
+	a.proxy.Taken()
+	a.drift.compares = true
+	begin, comparison := time.Now(), a.writer.Compare(true)
+	go func() {
+		if err := queue.Collect(ctx, a.queue, comparison.Steps(), func(struct{}) {}); err != nil {
+			return // the agent ends
+		}
+		a.queue.Enqueue(func(*model) { a.compared(comparison, begin) })
+	}()
+}
+
+// compared reports what a comparison that began at a time has found.
+func (a *agent) compared(c *reconcile.Comparison, begin time.Time) {
+	a.drift = drift{rests: time.Now().Add(driftRest * time.Since(begin))}
+	if len(c.Errs) > 0 {
+		a.cfg.Log.Error("drift check", "error", errors.Join(c.Errs...))
 	}
-	for _, d := range drifted {
+	for _, d := range c.Found {
 		a.metrics.Mended(d.Map)
 		a.cfg.Log.Warn("a map was not as programmed; mended", "map", d.Map, "entry", d.Key, "problem", d.Problem)
 	}
+	a.metrics.Done(metrics.Round{Begin: begin, Full: true, Failed: len(c.Errs) > 0 || a.writer.Due(), Programmed: a.isProgrammed})
 }
 
 // graceInterval is the least time from the start of one grace period to that of the next, so

@@ -214,7 +214,7 @@ func TestMeasuresNoLocalEndpoints(t *testing.T) {
 // What is put right is counted.
 func TestMeasuresDrift(t *testing.T) {
 	m := newMeasured(t)
-	m.measure(metrics.Round{Full: true}, m.checkDrift)
+	m.compare(t.Context())
 	m.check("before all is known", rounds, ipv4, 0)
 	m.sink().SetService(*web(), nil)
 	m.sync()
@@ -223,7 +223,10 @@ func TestMeasuresDrift(t *testing.T) {
 
 		break
 	}
-	m.measure(metrics.Round{Full: true}, m.checkDrift)
+	begin, comparison := time.Now(), m.writer.Compare(true)
+	for range comparison.Steps() {
+	}
+	m.compared(comparison, begin)
 	m.check("after the check", "sync_full_proxy_rules_duration_seconds", ipv4, 2)
 	registry, err := metrics.NewRegistry(m.metrics)
 	lab.Must(t, err)

@@ -38,8 +38,8 @@ func (r *room) use() { r.freed = max(r.freed-1, 0) }
 type managed interface {
 	Name() string
 	counters() (Writes, Fill)
-	// differ adds the differences between the map and what was written to it.
-	differ(c *comparison)
+	// compareWritten finds the differences between the map and what was written to it.
+	compareWritten(c *Comparison)
 }
 
 // table is a hash map whose writes are counted.
@@ -50,9 +50,13 @@ type table[K, V comparable] struct {
 	writes  Writes
 	used    int
 	reserve error // see admit; nil: it was not returned yet
-	// want yields all that was written, and text formats a key and a value.
+	// want yields all that was written, has reports whether an entry is as it was, and text formats a key and a value. Writes
+	// may come between two entries that want yields.
 	want iter.Seq2[K, V]
+	has  func(K, V) bool
 	text func(K, V) (string, string)
+	// changed are the keys that were written since a comparison of the map began; nil: none is being made.
+	changed map[K]struct{}
 }
 
 func (t *table[K, V]) counters() (Writes, Fill) {
@@ -86,6 +90,7 @@ func (t *table[K, V]) admit(others string) error {
 // put writes an entry; there reports whether the map has the key already.
 func (t *table[K, V]) put(k K, v V, there bool) error {
 	t.spend(costOperation)
+	t.change(k)
 	if err := t.Table.Put(k, v); err != nil {
 		return t.note(err)
 	}
@@ -101,6 +106,7 @@ func (t *table[K, V]) put(k K, v V, there bool) error {
 // remove deletes an entry; ours reports whether it was written, and not found by Drift only.
 func (t *table[K, V]) remove(k K, ours bool) error {
 	t.spend(costOperation)
+	t.change(k)
 	if err := t.Table.Delete(k); err != nil {
 		return err
 	}
@@ -111,6 +117,12 @@ func (t *table[K, V]) remove(k K, ours bool) error {
 	}
 
 	return nil
+}
+
+func (t *table[K, V]) change(k K) {
+	if t.changed != nil {
+		t.changed[k] = struct{}{}
+	}
 }
 
 // mirror is a hash map with a copy of all that was written to it.
@@ -124,8 +136,13 @@ type mirror[K, V comparable] struct {
 
 func newMirror[K, V comparable](t maps.Table[K, V], m *budget, text func(K, V) (string, string)) mirror[K, V] {
 	have := make(map[K]V)
+	has := func(k K, v V) bool {
+		written, there := have[k]
 
-	return mirror[K, V]{table: table[K, V]{Table: t, budget: m, want: stdmaps.All(have), text: text}, have: have}
+		return there && written == v
+	}
+
+	return mirror[K, V]{table: table[K, V]{Table: t, budget: m, want: stdmaps.All(have), has: has, text: text}, have: have}
 }
 
 func (m *mirror[K, V]) adopt() error {

@@ -134,7 +134,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	// An address that another proxy serves is known before the range that it is in.
 	r.serviceCIDRs.order = func(a, b maps.CIDRKey) int { return cmp.Compare(b.PrefixLen, a.PrefixLen) }
-	r.servicePorts = table[uint32, maps.ServicePort]{Table: t.ServicePorts, budget: m, text: servicePortText, want: r.names}
+	r.servicePorts = table[uint32, maps.ServicePort]{Table: t.ServicePorts, budget: m, text: servicePortText, want: r.names, has: r.hasName}
 	r.frontends = array[maps.Frontend]{Array: t.Frontends, budget: m, text: frontendText, cost: costOperation, room: &r.frontendPlaces.room, used: &r.frontendPlaces.used}
 	r.pools = array[maps.Pool]{Array: t.Pools, budget: m, text: poolText, cost: costOperation, room: &r.poolPlaces.room, used: &r.poolPlaces.used}
 	r.slots = array[uint32]{Array: t.Slots, budget: m, text: slotText, cost: costSlot, room: &r.spans.room, used: &r.spans.used}
@@ -486,12 +486,20 @@ func (r *Reconciler) nextDue(now time.Time) *service {
 // names yields what was written to service_ports.
 func (r *Reconciler) names(yield func(uint32, maps.ServicePort) bool) {
 	for _, svc := range r.services {
-		for _, p := range svc.ports {
-			if p.named && !yield(p.id, p.label()) {
+		for i := 0; i < len(svc.ports); i++ { // ports may come and go while others are yielded
+			if p := svc.ports[i]; p.named && !yield(p.id, p.label()) {
 				return
 			}
 		}
 	}
+}
+
+// hasName reports whether a name is as it was written to service_ports.
+func (r *Reconciler) hasName(id uint32, name maps.ServicePort) bool {
+	namespace, service, _ := name.Parts()
+	svc := r.services[lb.ServiceName{Namespace: namespace, Name: service}]
+
+	return svc != nil && slices.ContainsFunc(svc.ports, func(p *port) bool { return p.named && p.id == id && p.label() == name })
 }
 
 // work does what is due for one Service, until it ends or the budget of this Apply is spent. A panic
