@@ -265,12 +265,53 @@ func TestReasonsInDocs(t *testing.T) {
 	}
 }
 
+// tests are those of a folder, as text.
+type tests map[string]string
+
+// has reports whether a folder declares a test.
+func (d tests) has(t *testing.T, folder, name string) bool {
+	t.Helper()
+	if d[folder] == "" {
+		files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			d[folder] += readPage(t, file)
+		}
+	}
+
+	return strings.Contains(d[folder], "\nfunc "+name+"(")
+}
+
+// Each neighbour in docs/neighbours.md names a test, which exists, or is said to be untried.
+func TestNeighboursAreTried(t *testing.T) {
+	declared := tests{}
+	_, table, _ := strings.Cut(readPage(t, "docs/neighbours.md"), "|---|---|---|\n")
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		tried := cells[len(cells)-1]
+		named := regexp.MustCompile("`([a-z0-9/]+)\\.(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(tried, -1)
+		if len(cells) != 3 || len(named) == 0 && !strings.Contains(tried, "untried") {
+			t.Errorf("%q says neither which test tries it nor that it is untried", line)
+		}
+		for _, name := range named {
+			if !declared.has(t, name[1], name[2]) {
+				t.Errorf("there is no test %s.%s: %s", name[1], name[2], line)
+			}
+		}
+	}
+	if !strings.Contains(table, "Istio") {
+		t.Error("the page has no table of neighbours")
+	}
+}
+
 // shownBy is a test in a table of what an attacker can and cannot do.
 var shownBy = regexp.MustCompile("^`([a-z0-9/]+)\\.(Test[A-Za-z0-9]+)`$")
 
 // Each line of docs/security.md about what is open and what others can do names tests, which exist.
 func TestSecurityIsShown(t *testing.T) {
-	declared := map[string]string{} // the tests of a folder, as text
+	declared := tests{}
 	lines := 0
 	_, promises, found := strings.Cut(readPage(t, "docs/security.md"), "## What is open")
 	if !found {
@@ -288,16 +329,7 @@ func TestSecurityIsShown(t *testing.T) {
 				t.Errorf("%q names no test: %s", name, line)
 				continue
 			}
-			if declared[named[1]] == "" {
-				files, err := filepath.Glob(filepath.Join(named[1], "*_test.go"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, file := range files {
-					declared[named[1]] += readPage(t, file)
-				}
-			}
-			if !strings.Contains(declared[named[1]], "\nfunc "+named[2]+"(") {
+			if !declared.has(t, named[1], named[2]) {
 				t.Errorf("there is no test %s.%s: %s", named[1], named[2], line)
 			}
 		}
