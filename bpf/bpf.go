@@ -36,6 +36,10 @@ func ParseUDPMode(text string) (UDPMode, error) {
 	return 0, fmt.Errorf("%q: it is all or off", text)
 }
 
+// AgentMark is the mark (SO_MARK) with which a TCP socket of the node's own namespace is left alone when it connects. The
+// program of the hook takes it off, so that it does not lead the packets.
+const AgentMark = int(sockAgentMarkAGENT_MARK)
+
 // DefaultUDPIdle is how long a UDP flow keeps its backend without a datagram by default: netfilter's
 // timeout of a stream.
 const DefaultUDPIdle = 120 * time.Second

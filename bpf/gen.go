@@ -1,6 +1,6 @@
 package bpf
 
-//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -no-global-types -type udp_mode -target bpfel sock sock.c -- -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu -O2 -g -Wall -Wextra -Werror
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -no-global-types -type udp_mode -type agent_mark -target bpfel sock sock.c -- -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -no-global-types -target bpfel iter iter.c -- -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -no-global-types -target bpfel syn syn.c -- -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu -O2 -g -Wall -Wextra -Werror
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -no-global-types -target bpfel trace trace.c -- -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu -O2 -g -Wall -Wextra -Werror

@@ -16,6 +16,7 @@
 #include "lib/udp_pin.h"
 
 const enum udp_mode *btf_udp_mode __attribute__((unused));
+const enum agent_mark *btf_agent_mark __attribute__((unused));
 
 /* errno_of returns the error that the application gets, or 0 if the call goes on. */
 static __always_inline int errno_of(enum reason why)
@@ -129,7 +130,7 @@ static __always_inline enum reason resolve_connect(struct bpf_sock_addr *ctx, bo
 	why = lookup_frontend(ctx, &original_dst, &pool);
 	if (why == REASON_PASS_NO_FRONTEND)
 		return why;
-	if (is_left_alone(ctx, v6, &original_dst, &pool))
+	if (is_agents_own(ctx) || is_left_alone(ctx, v6, &original_dst, &pool))
 		return REASON_PASS_DISABLED;
 	answer = why_answers(ctx, v6);
 	if (answer)

@@ -12,6 +12,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type sockAgentMark uint32
+
+const (
+	sockAgentMarkAGENT_MARK sockAgentMark = 20942
+)
+
 type sockUdpMode uint32
 
 const (
@@ -75,6 +81,7 @@ const (
 	sockProgSluiceRelease             = "sluice_release"
 	sockProgSluiceSendmsg4            = "sluice_sendmsg4"
 	sockProgSluiceSendmsg6            = "sluice_sendmsg6"
+	sockVarBtfAgentMark               = "btf_agent_mark"
 	sockVarBtfUdpMode                 = "btf_udp_mode"
 	sockVarConfigHasSetRetval         = "config_has_set_retval"
 	sockVarConfigHeal                 = "config_heal"
@@ -196,6 +203,7 @@ type sockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
+	BtfAgentMark               *ebpf.VariableSpec `ebpf:"btf_agent_mark"`
 	BtfUdpMode                 *ebpf.VariableSpec `ebpf:"btf_udp_mode"`
 	ConfigHasSetRetval         *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
 	ConfigHeal                 *ebpf.VariableSpec `ebpf:"config_heal"`
@@ -328,6 +336,7 @@ func (m *sockMaps) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
+	BtfAgentMark               *ebpf.Variable `ebpf:"btf_agent_mark"`
 	BtfUdpMode                 *ebpf.Variable `ebpf:"btf_udp_mode"`
 	ConfigHasSetRetval         *ebpf.Variable `ebpf:"config_has_set_retval"`
 	ConfigHeal                 *ebpf.Variable `ebpf:"config_heal"`

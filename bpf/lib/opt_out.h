@@ -8,7 +8,9 @@
 #define SLUICE_OPT_OUT_H
 
 #include <stdbool.h>
+#include <asm/socket.h>
 #include <linux/bpf.h>
+#include <linux/in.h>
 #include <linux/types.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -221,6 +223,25 @@ static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6,
 		return false;
 	return v6 ? is_admitted_by_device_v6(ctx, pool->service_port_id) :
 		    is_admitted_by_device_v4(ctx, pool->service_port_id);
+}
+
+/* The mark of a socket of the agent that is left alone; no packet carries it. */
+enum agent_mark {
+	AGENT_MARK = 0x51ce,
+};
+
+/*
+ * is_agents_own reports whether a TCP socket is a connection of this node's agent to the API server
+ * that must not depend on what is programmed, and takes its mark off.
+ */
+static __always_inline bool is_agents_own(struct bpf_sock_addr *ctx)
+{
+	int none = 0;
+
+	if (ctx->protocol != IPPROTO_TCP || ctx->sk->mark != AGENT_MARK || !is_host_netns(ctx))
+		return false;
+	bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &none, sizeof(none));
+	return true;
 }
 
 #endif

@@ -2,9 +2,11 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -65,13 +67,27 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	if err != nil {
 		return cfg, err
 	}
-	cfg.APIServer, cfg.Dialer = server.Host, kube.NewDialer()
+	cfg.APIServer, cfg.Dialer = server.Host, kube.NewDialer(setApart)
 	server.Dial = cfg.Dialer.DialContext
 	if cfg.Client, err = kubernetes.NewForConfig(server); err != nil {
 		return cfg, fmt.Errorf("API server %s: %w", server.Host, err)
 	}
 
 	return cfg, nil
+}
+
+// setApart makes programs leave a connection of the agent alone. A process that may not, as a dry run of an ordinary user,
+// is translated like others.
+func setApart(socket syscall.RawConn) error {
+	var failed error
+	err := socket.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, bpf.AgentMark)
+	})
+	if errors.Is(failed, unix.EPERM) {
+		failed = nil
+	}
+
+	return errors.Join(err, failed)
 }
 
 // setDevices sets which devices programs are attached to, by which attachment, and

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -195,5 +197,50 @@ func TestClusterIPOfNode(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A connection of the agent is left alone at an address that is a Service's as well, and carries no mark: TCP sockets of the
+// node's own namespace alone.
+func TestConnectionOfTheAgent(t *testing.T) {
+	w := newWorld(t)
+	w.needsNode(t)
+	w.add(t, service{proto: "tcp", at: []string{w.v4(2)}, to: []string{w.v4(0)}})
+	w.add(t, service{proto: "udp", at: []string{w.v4(2)}, to: []string{w.v4(0)}})
+	w.add(t, service{proto: "tcp", at: []string{w.v6(2)}, to: []string{w.v6(0)}})
+	mapped := "[::ffff:" + w.answers[2].IPv4.String() + "]:8080"
+
+	for _, test := range []struct {
+		name, network, address string
+		from                   *lab.Caller
+		mark                   int
+		apart                  bool
+	}{
+		{"left alone", "tcp4", w.v4(2), w.host(t), bpf.AgentMark, true},
+		{"left alone, by IPv6", "tcp6", w.v6(2), w.host(t), bpf.AgentMark, true},
+		{"left alone, by an IPv6 socket", "tcp6", mapped, w.host(t), bpf.AgentMark, true},
+		{"translated without a mark", "tcp4", w.v4(2), w.host(t), 0, false},
+		{"translated with another mark", "tcp4", w.v4(2), w.host(t), 0x4000, false},
+		{"translated in a pod", "tcp4", w.v4(2), w.pod(t), bpf.AgentMark, false},
+		{"translated over UDP", "udp4", w.v4(2), w.host(t), bpf.AgentMark, false},
+	} {
+		t.Run("it is "+test.name, func(t *testing.T) {
+			socket, err := test.from.Socket(test.network)
+			lab.Must(t, err)
+			defer socket.Close()
+			lab.Must(t, socket.SetOption(unix.SOL_SOCKET, unix.SO_MARK, test.mark), socket.Connect(test.address), socket.Send("who\n"))
+			text, _, err := socket.Recv()
+			lab.Must(t, err)
+			if got, want := mustAnswer(t, text).Name, map[bool]string{true: colours[2], false: colours[0]}[test.apart]; got != want {
+				t.Errorf("%s answers, want %s", got, want)
+			}
+			want := test.mark
+			if test.apart {
+				want = 0
+			}
+			if mark, err := socket.Option(unix.SOL_SOCKET, unix.SO_MARK); err != nil || mark != want {
+				t.Errorf("the mark is %#x, %v, want %#x", mark, err, want)
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http/httptrace"
 	"net/netip"
@@ -17,51 +18,91 @@ import (
 // earlier, when a ping is not answered. Without HTTP/2 there are no pings, but a watch has a bookmark every minute.
 const maxSilence = 90 * time.Second
 
+// A connection to the API server has failed, and the next one goes the other way, if it ends within minLife or has
+// brought nothing for maxQuiet, which is longer than a ping waits. The way that does not lead through Services is tried
+// for apartTimeout only: nothing answers there if the API server's address is a Service's alone.
+const (
+	minLife      = 15 * time.Second
+	maxQuiet     = 40 * time.Second
+	apartTimeout = 5 * time.Second
+)
+
 // Dialer makes the connections of a client to the API server. So a [Watcher] learns where the API
-// server is, and when it was last heard from.
+// server is, and when it was last heard from. A connection is translated like those of other processes; after one that
+// failed, the next is set apart from Services, and so on by turns: what an earlier agent has programmed for the address
+// may lead elsewhere, or to endpoints that have gone, and only an agent that reaches the API server mends it.
 type Dialer struct {
+	// setApart makes programs leave a connection alone that is about to begin.
+	setApart func(syscall.RawConn) error
 	// dialed is called before a connection begins. [NewWatcher] sets it.
 	dialed func(netip.AddrPort)
-	// silence is maxSilence, but for tests.
-	silence time.Duration
+	// silence, minLife and maxQuiet are the constants, but for tests.
+	silence, minLife, maxQuiet time.Duration
+
+	apart atomic.Bool // the next connection is
 }
 
-// NewDialer returns a Dialer for one Watcher.
-func NewDialer() *Dialer {
-	return &Dialer{dialed: func(netip.AddrPort) {}, silence: maxSilence}
+// NewDialer returns a Dialer for one Watcher. SetApart is called with sockets that are about to connect, and that
+// programs have to leave alone.
+func NewDialer(setApart func(syscall.RawConn) error) *Dialer {
+	return &Dialer{
+		setApart: setApart, dialed: func(netip.AddrPort) {},
+		silence: maxSilence, minLife: minLife, maxQuiet: maxQuiet,
+	}
 }
 
 // DialContext is for the Dial of a rest.Config.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	apart := d.apart.Load()
 	dialer := net.Dialer{
 		Timeout: 30 * time.Second, KeepAlive: 30 * time.Second, // client-go's values
-		Control: func(_, address string, _ syscall.RawConn) error {
+		Control: func(_, address string, socket syscall.RawConn) error {
 			if at, err := netip.ParseAddrPort(address); err == nil { // as that of a TCP connection is
 				d.dialed(netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port()))
+			}
+			if apart {
+				return d.setApart(socket)
 			}
 
 			return nil
 		},
 	}
+	if apart {
+		dialer.Timeout = apartTimeout
+	}
 	c, err := dialer.DialContext(ctx, network, address)
 	if err != nil {
+		if !errors.Is(ctx.Err(), context.Canceled) {
+			d.apart.CompareAndSwap(apart, !apart)
+		}
+
 		return nil, err
 	}
 
-	return &conn{Conn: c, silence: d.silence, begun: time.Now()}, nil
+	return &conn{Conn: c, dialer: d, apart: apart, begun: time.Now()}, nil
 }
 
 // conn is a connection that knows when it was last heard from.
 type conn struct {
 	net.Conn
-	silence time.Duration
-	begun   time.Time
-	after   atomic.Int64 // what of the time since begun had passed when something was read last
+	dialer *Dialer
+	apart  bool // from Services
+	begun  time.Time
+	after  atomic.Int64 // what of the time since begun had passed when something was read last
+}
+
+// Close implements [net.Conn].
+func (c *conn) Close() error {
+	if d := c.dialer; time.Since(c.begun) < d.minLife || time.Since(c.heard()) > d.maxQuiet {
+		d.apart.CompareAndSwap(c.apart, !c.apart)
+	}
+
+	return c.Conn.Close()
 }
 
 // Read implements [net.Conn].
 func (c *conn) Read(p []byte) (int, error) {
-	if err := c.SetReadDeadline(time.Now().Add(c.silence)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(c.dialer.silence)); err != nil {
 		return 0, err
 	}
 	n, err := c.Conn.Read(p)

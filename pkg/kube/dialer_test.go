@@ -1,10 +1,12 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -105,12 +107,59 @@ func TestConnGivesUp(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	lab.Must(t, err)
 	defer listener.Close()
-	dialer := NewDialer()
+	dialer := NewDialer(nil)
 	dialer.silence = 50 * time.Millisecond
 	c, err := dialer.DialContext(t.Context(), "tcp", listener.Addr().String())
 	lab.Must(t, err)
 	defer c.Close()
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a connection that brings nothing is read with %v, want a timeout", err)
+	}
+}
+
+// After a connection that failed, the next one is set apart from Services, or again is not. One that has worked is followed
+// by one of the same way.
+func TestConnectionsTakeTurnsBesideServices(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	lab.Must(t, err)
+	defer listener.Close()
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	lab.Must(t, err, closed.Close())
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+
+	for name, test := range map[string]struct {
+		to                net.Listener
+		ctx               context.Context
+		minLife, maxQuiet time.Duration
+		turns             bool
+	}{
+		"refused":                  {closed, t.Context(), 0, time.Hour, true},
+		"ended at once":            {listener, t.Context(), time.Hour, time.Hour, true},
+		"quiet until its end":      {listener, t.Context(), 0, 0, true},
+		"ended after it has lived": {listener, t.Context(), 0, time.Hour, false},
+		"not wanted any more":      {closed, cancelled, time.Hour, 0, false},
+	} {
+		t.Run("it is "+name, func(t *testing.T) {
+			apart := false
+			dialer := NewDialer(func(syscall.RawConn) error {
+				apart = true
+
+				return nil
+			})
+			dialer.minLife, dialer.maxQuiet = test.minLife, test.maxQuiet
+			want := false
+			for try := range 5 {
+				apart = false
+				c, err := dialer.DialContext(test.ctx, "tcp", test.to.Addr().String())
+				if err == nil {
+					lab.Must(t, c.Close())
+				}
+				if apart != want {
+					t.Errorf("connection %d is set apart: %t, want %t", try, apart, want)
+				}
+				want = want != test.turns
+			}
+		})
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -117,7 +118,7 @@ func (f *fakeAPI) stop(t *testing.T) {
 
 func (f *fakeAPI) config(t *testing.T, sink Sink) Config {
 	t.Helper()
-	dialer := NewDialer()
+	dialer := NewDialer(func(syscall.RawConn) error { return nil })
 	client, err := kubernetes.NewForConfig(f.access(t, dialer))
 	lab.Must(t, err)
 	return Config{

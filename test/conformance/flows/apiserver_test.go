@@ -33,13 +33,20 @@ type apiServer struct {
 // an agent in this namespace.
 func mustAPIServer(t *testing.T, ns *lab.Namespace, s *scenario) string {
 	t.Helper()
-	a := &apiServer{resources: s.resources(), given: map[string]func(){}}
+
+	return mustServeObjects(t, ns, "127.0.0.1:0", s.resources())
+}
+
+// mustServeObjects is mustAPIServer for these objects, at an address of the namespace.
+func mustServeObjects(t *testing.T, ns *lab.Namespace, address string, resources map[string][]runtime.Object) string {
+	t.Helper()
+	a := &apiServer{resources: resources, given: map[string]func(){}}
 	for _, resource := range []string{"nodes", "servicecidrs"} {
 		watched := make(chan struct{})
 		a.first = append(a.first, watched)
 		a.given[resource] = sync.OnceFunc(func() { close(watched) })
 	}
-	listener, err := ns.Listen("tcp", "127.0.0.1:0")
+	listener, err := ns.Listen("tcp", address)
 	lab.Must(t, err)
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: a}}
 	server.Start()
