@@ -3,6 +3,8 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -129,10 +131,22 @@ func TestMasqueradeAvoidsConnectedSockets(t *testing.T) {
 	}
 }
 
-// mustSocket opens a socket of the node, which listens, waits for datagrams, or connects to an address, until the test
-// ends. No one answers there: the SYN of a connection is on its way.
+// mustSocket opens a socket of the node until the test ends, see openSocket.
 func (w *world) mustSocket(t *testing.T, proto layers.IPProtocol, local, peer string) {
 	t.Helper()
+	lab.MustDo(t, w.node, func() error {
+		socket, err := w.openSocket(proto, local, peer)
+		if err == nil {
+			t.Cleanup(func() { lab.Must(t, unix.Close(socket)) })
+		}
+
+		return err
+	})
+}
+
+// openSocket opens a socket in the calling thread's namespace, which connects to an address, or listens or waits for
+// datagrams without one. No one answers there: the SYN of a connection is on its way.
+func (w *world) openSocket(proto layers.IPProtocol, local, peer string) (int, error) {
 	domain, kind := unix.AF_INET, unix.SOCK_STREAM
 	if w.family == ipv6 {
 		domain = unix.AF_INET6
@@ -148,26 +162,83 @@ func (w *world) mustSocket(t *testing.T, proto layers.IPProtocol, local, peer st
 
 		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
 	}
-	lab.MustDo(t, w.node, func() error {
-		socket, err := unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
+	socket, err := unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	err = unix.Bind(socket, address(local))
+	switch {
+	case err != nil:
+	case peer != "":
+		if err = unix.Connect(socket, address(peer)); errors.Is(err, unix.EINPROGRESS) {
+			err = nil
 		}
-		t.Cleanup(func() { lab.Must(t, unix.Close(socket)) })
-		if err := unix.Bind(socket, address(local)); err != nil {
-			return err
-		}
-		switch {
-		case peer != "":
-			if err = unix.Connect(socket, address(peer)); errors.Is(err, unix.EINPROGRESS) {
-				err = nil
-			}
-		case proto == layers.IPProtocolTCP:
-			err = unix.Listen(socket, 1)
-		}
+	case proto == layers.IPProtocolTCP:
+		err = unix.Listen(socket, 1)
+	}
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("socket at %s: %w", local, err), unix.Close(socket))
+	}
 
-		return err
+	return socket, nil
+}
+
+// An ordinary user who has a socket at every port of the masquerade, listening or waiting for datagrams, keeps no client
+// out: each gets a port of its own.
+func TestMasqueradeBesideASocketAtEachPort(t *testing.T) {
+	const ports, clients = 33510, 20
+	window := PortRange{Low: 20000, High: 20000 + ports - 1}
+	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
+		t.Run(proto.String(), func(t *testing.T) {
+			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+				w.mustHold(t, proto, window)
+				w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}})
+				used := make(map[uint16]bool)
+				for i := range clients {
+					client := netip.AddrPortFrom(at(p.client).Addr(), uint16(40000+i)).String()
+					w.ingress(t, p, first(proto, client, clusterIP)).ends(verdictNext, maps.ReasonTranslated)
+					used[maps.Port(w.flowOf(t, client, clusterIP).MasqueradePort)] = true
+				}
+				if len(used) != clients {
+					t.Errorf("%d clients have %d ports", clients, len(used))
+				}
+			}, func(c *DeviceConfig) { c.MasqueradePorts = window })
+		})
+	}
+}
+
+// mustHold opens a socket of the node that is open to all at each of these ports, until the test ends. Threads with files
+// of their own have them: a process may not open that many.
+func (w *world) mustHold(t *testing.T, proto layers.IPProtocol, ports PortRange) {
+	t.Helper()
+	var files unix.Rlimit
+	lab.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
+	ofThread := int(min(files.Cur/2, 10_000))
+	var held sync.WaitGroup
+	release := make(chan struct{})
+	t.Cleanup(func() {
+		close(release)
+		held.Wait()
 	})
+	for low := int(ports.Low); low <= int(ports.High); low += ofThread {
+		opened := make(chan error)
+		held.Go(func() {
+			runtime.LockOSThread() // for good: the thread ends with this function, and so do its files
+			err := unix.Unshare(unix.CLONE_FILES)
+			if err == nil {
+				err = w.node.Do(func() (err error) {
+					for port := low; port < low+ofThread && port <= int(ports.High) && err == nil; port++ {
+						_, err = w.openSocket(proto, netip.AddrPortFrom(at(node).Addr(), uint16(port)).String(), "")
+					}
+
+					return err
+				})
+			}
+			opened <- err
+			<-release
+		})
+		lab.Must(t, <-opened)
+	}
 }
 
 // Nor is a port that netfilter has assigned, in whatever state that connection is.
