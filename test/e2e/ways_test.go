@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-lb/sluice/pkg/datapath"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -55,7 +56,7 @@ var switchRows = []switchRow{
 	{flags: "--heal=off --handshake-metrics=false --algorithm=nq --proxy-mode=iptables", one: true},
 	{flags: "--heal=resteer --iptables-localhost-nodeports=false", none: []string{"*/*/localhost"}, told: []string{atLoopback}},
 	{flags: "--masquerade-all=true --mark=0x10/0x10 --nodeport-addresses=primary", none: []string{"*/*/localhost"}, told: []string{atLoopback}},
-	{flags: "--nodeport-addresses=localhost", none: []string{"*/*/node port"}, told: []string{atAllButLoopback}},
+	{flags: "--nodeport-addresses=localhost", none: []string{"*/*/node port*"}, told: []string{atAllButLoopback}},
 	{flags: "--nodeport-addresses=192.168.50.0/24,fd00:50::/64,localhost --feature-gates=AllowServiceExternalIPs=false",
 		none: []string{"*/*/external IP"}, told: []string{gateIsOff}},
 	{flags: "--proxy-mode=nftables --masquerade-all --algorithm=maglev --hash-table-size=251 " +
@@ -74,8 +75,10 @@ var switchRows = []switchRow{
 // by each protocol, over UDP from sockets that connect and from those that do not. [TestEverySwitchHasARow] finds
 // flags, and values of them, that have no row.
 //
-//	pod, pod without socket hooks, node, process of it ── ClusterIP, node port, ─┬─ pod-1-0
-//	outside of --cgroup-root, client outside              localhost, external IP └─ pod-2-0
+// So do those of a Service whose traffic policies are Local.
+//
+//	pod, pod without socket hooks, node, process of it ── ClusterIP, node port, localhost, ─┬─ pod-1-0
+//	outside of --cgroup-root, client outside              external IP, load balancer        └─ pod-2-0
 func TestEachSwitchLeavesAWay(t *testing.T) {
 	w := mustWays(t)
 	stray := scene.MustClientIn(t, "stray", w.Lab.Nodes[0].Namespace, nil)
@@ -105,7 +108,7 @@ func TestEachSwitchLeavesAWay(t *testing.T) {
 
 // leavesOut reports whether no program translates a way of a client's packets.
 func (r switchRow) leavesOut(c *scene.Client, network, way string) bool {
-	return slices.ContainsFunc(append(r.none, "node/sctp/*", "stray/tcp/*", "stray/sctp/*", "stray/udp/node port"), func(pattern string) bool {
+	return slices.ContainsFunc(append(r.none, "node/sctp/*", "stray/tcp/*", "stray/sctp/*", "stray/udp/node port*"), func(pattern string) bool {
 		matches, err := path.Match(pattern, c.Name+"/"+network+"/"+way)
 
 		return matches && err == nil
@@ -140,14 +143,20 @@ func mustTellLimits(t *testing.T, agent *sluice.Node, flags, want []string) {
 	})
 }
 
-// ways is a testbed with a Service of all protocols, which both families of both pods serve.
+// ways is a testbed with two Services of all protocols, which both families of both pods serve.
 type ways struct {
 	*testbed
-	pods []*lab.Pod
-	web  *corev1.Service
-	v4   string // external IPs
-	v6   string
-	port atomic.Uint32 // the last source port of an association
+	pods      []*lab.Pod
+	web, near *corev1.Service // near has the traffic policies Local
+	external  []string        // addresses of web, IPv4 and IPv6
+	port      atomic.Uint32   // the last source port of an association
+}
+
+// way is what clients dial, IPv4 and IPv6, and which pods answer.
+type way struct {
+	name string
+	at   []string
+	from []*lab.Pod
 }
 
 func mustWays(t *testing.T) *ways {
@@ -162,58 +171,90 @@ func mustWays(t *testing.T) *ways {
 			go lab.MustSCTP(t, pod.Namespace, ip, scene.PodPort).Serve()
 		}
 	}
+	v4, v6 := scene.VirtualIPs()
+	w.external = []string{v4, v6}
+	w.web = w.createWay(t, "web", scene.ExternalIPs(w.external...))
+	w.near = w.createWay(t, "near", scene.ExternalLocal, scene.InternalLocal)
+
+	return w
+}
+
+// createWay creates a Service of all protocols with a load balancer, which all pods serve.
+func (w *ways) createWay(t *testing.T, name string, changes ...scene.Change) *corev1.Service {
+	t.Helper()
 	for _, family := range object.Families {
-		slice := w.Slice("web", family, scene.ReadyAll(w.pods...)...)
+		slice := w.Slice(name, family, scene.ReadyAll(w.pods...)...)
 		slice.Ports = append(slice.Ports, object.EndpointPort("sctp", corev1.ProtocolSCTP, scene.PodPort))
 		w.PutSlice(t, slice)
 	}
-	w.v4, w.v6 = scene.VirtualIPs()
-	w.web = w.CreateService(t, "web", scene.NodePort, scene.ExternalIPs(w.v4, w.v6), func(svc *corev1.Service) {
+	w.CreateService(t, name, append(changes, scene.LoadBalancer, func(svc *corev1.Service) {
 		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "sctp", Port: 80, Protocol: corev1.ProtocolSCTP})
-	})
+	})...)
+	v4, v6 := scene.VirtualIPs()
+	w.SetLoadBalancer(t, name, corev1.LoadBalancerIngress{IP: v4}, corev1.LoadBalancerIngress{IP: v6})
+	svc, err := w.Client.CoreV1().Services(w.Namespace).Get(t.Context(), name, metav1.GetOptions{})
+	lab.Must(t, err)
 
-	return w
+	return svc
+}
+
+// of returns the ways of a client to both Services, by the port with this place.
+func (w *ways) of(c *scene.Client, at int) []way {
+	node, port := w.Lab.Nodes[0], w.web.Spec.Ports[at].NodePort
+	ways := []way{
+		{"external IP", []string{scene.At(w.external[0], 80), scene.At(w.external[1], 80)}, w.pods},
+	}
+	if c == w.Node {
+		ways = append(ways, way{"localhost", []string{scene.At("127.0.0.1", port), scene.At("::1", port)}, w.pods})
+	}
+	for _, svc := range []*corev1.Service{w.web, w.near} {
+		suffix, inside, outside := "", w.pods, w.pods
+		if svc == w.near {
+			suffix, inside = ", Local", w.pods[:1]
+		}
+		if svc == w.near && c == w.Outside { // from inside of the cluster, all endpoints serve addresses for the outside
+			outside = w.pods[:1]
+		}
+		port, ips, balancer := svc.Spec.Ports[at].NodePort, svc.Spec.ClusterIPs, svc.Status.LoadBalancer.Ingress
+		ways = append(ways,
+			way{"ClusterIP" + suffix, []string{scene.At(ips[0], 80), scene.At(ips[1], 80)}, inside},
+			way{"node port" + suffix, []string{scene.At(node.IPv4.String(), port), scene.At(node.IPv6.String(), port)}, outside},
+			way{"load balancer" + suffix, []string{scene.At(balancer[0].IP, 80), scene.At(balancer[1].IP, 80)}, outside})
+	}
+
+	return ways
 }
 
 // play has a client dial all that there is by a protocol. It is answered if that is translated.
 func (w *ways) play(t *testing.T, c *scene.Client, network string, row switchRow) {
 	t.Helper()
-	at := slices.Index([]string{"tcp", "udp", "sctp"}, network)
-	node, port := w.Lab.Nodes[0], w.web.Spec.Ports[at].NodePort
-	ways := map[string][]string{
-		"node port":   {scene.At(node.IPv4.String(), port), scene.At(node.IPv6.String(), port)},
-		"external IP": {scene.At(w.v4, 80), scene.At(w.v6, 80)},
-		"ClusterIP":   {scene.At(w.web.Spec.ClusterIPs[0], 80), scene.At(w.web.Spec.ClusterIPs[1], 80)},
-	}
-	if c == w.Node {
-		ways["localhost"] = []string{scene.At("127.0.0.1", port), scene.At("::1", port)}
-	}
 	var unanswered []scene.Dial
-	for way, addresses := range ways {
-		for _, address := range addresses {
+	for _, way := range w.of(c, slices.Index([]string{"tcp", "udp", "sctp"}, network)) {
+		none := row.leavesOut(c, network, way.name)
+		for _, address := range way.at {
 			dial := c.To(network, address)
 			switch {
-			case row.leavesOut(c, network, way):
+			case none:
 				unanswered = append(unanswered, dial)
 			case network == "sctp":
 				lab.EventuallyIn(t, countsAge, dial.String()+" is answered", func() error { return w.peer(t, dial).associate(time.Second) })
 			case row.one:
-				if answer := dial.MustAsk(t); !slices.Contains(scene.Names(w.pods...), answer.Name) {
+				if answer := dial.MustAsk(t); !slices.Contains(scene.Names(way.from...), answer.Name) {
 					t.Errorf("%s: %s answers", dial, answer.Name)
 				}
 			default:
-				scene.MustReach(t, dial, scene.Names(w.pods...)...)
+				scene.MustReach(t, dial, scene.Names(way.from...)...)
 			}
-		}
-		if network == "udp" && !row.leavesOut(c, network, way) {
-			lab.EventuallyIn(t, countsAge, "a datagram of "+c.Name+" to the "+way+" is answered", func() error {
-				by, err := askUnconnected(c, addresses[0])
-				if err == nil && !slices.Contains(scene.Names(w.pods...), by) {
-					err = fmt.Errorf("%s answers", by)
-				}
+			if network == "udp" && !none {
+				lab.EventuallyIn(t, countsAge, "a datagram of "+c.Name+" to the "+way.name+" at "+address+" is answered", func() error {
+					by, err := askUnconnected(c, address)
+					if err == nil && !slices.Contains(scene.Names(way.from...), by) {
+						err = fmt.Errorf("%s answers", by)
+					}
 
-				return err
-			})
+					return err
+				})
+			}
 		}
 	}
 	w.mustStayUnanswered(t, unanswered)
@@ -276,13 +317,17 @@ func (p peer) associate(timeout time.Duration) error {
 // askUnconnected sends a datagram by a socket that names no peer, and returns which pod has answered. The
 // answer must come from the address that it was sent to.
 func askUnconnected(c *scene.Client, address string) (string, error) {
-	socket, err := c.Socket("udp4")
+	network, own := "udp4", c.IPv4
+	if netip.MustParseAddrPort(address).Addr().Is6() {
+		network, own = "udp6", c.IPv6
+	}
+	socket, err := c.Socket(network)
 	if err != nil {
 		return "", err
 	}
 	defer socket.Close()
-	if c.IPv4.IsValid() && !c.AtSocket {
-		if err := socket.Bind(scene.At(c.IPv4.String(), 0)); err != nil {
+	if own.IsValid() && !c.AtSocket {
+		if err := socket.Bind(scene.At(own.String(), 0)); err != nil {
 			return "", err
 		}
 	}
