@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	stdmaps "maps"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -17,7 +18,7 @@ import (
 // Agents come and go while programs count what clients dial: each opens the maps and begins to show the counts of Services, as a
 // restart or an upgrade does, and is scraped from its first moment on without pause. While it shows them, no counter falls,
 // or shows more than the clients have done since it began; and over all agents Prometheus computes no more connections than were
-// begun. [github.com/sluice-lb/sluice/test/e2e.TestCountersOnlyGrow] has processes for agents.
+// begun. What counts since the maps were created falls never, also where an agent takes over maps of another layout. [github.com/sluice-lb/sluice/test/e2e.TestCountersOnlyGrow] has processes for agents.
 func TestCountersOfManyAgents(t *testing.T) {
 	const agents, rate = 50, 200
 	w := newWorld(t)
@@ -42,8 +43,9 @@ func TestCountersOfManyAgents(t *testing.T) {
 	// What one Service counts at most in the life of an agent.
 	const most = 1e6
 	shown, scrapes := 0.0, 0
+	kept := make(map[maps.Reason]uint64)
 	for agent := range agents {
-		last := w.mustShowCounts(t, agent, most, &scrapes)
+		last := w.mustShowCounts(t, agent, most, &scrapes, kept)
 		for name, value := range last {
 			if strings.HasPrefix(name, "sluice_service_connections_total") {
 				shown += value
@@ -62,11 +64,14 @@ func TestCountersOfManyAgents(t *testing.T) {
 	}
 }
 
-// mustShowCounts is an agent that shows counts for a moment, in which a Service comes and another one goes. It returns what
-// the last scrape had of the counters.
-func (w *world) mustShowCounts(t *testing.T, agent int, most float64, scrapes *int) map[string]float64 {
+// mustShowCounts is an agent that shows counts for a moment, in which a Service comes and another one goes. Each third one
+// makes the maps of Services anew, and larger. It returns what the last scrape had of the counters, and sets what is kept
+// for the next agents.
+func (w *world) mustShowCounts(t *testing.T, agent int, most float64, scrapes *int, kept map[maps.Reason]uint64) map[string]float64 {
 	t.Helper()
-	pinned, err := maps.Create(w.cfg.BPFRoot, maps.Options{Capacities: w.cfg.Capacities})
+	pinned, err := maps.Create(w.cfg.BPFRoot, maps.Options{
+		Capacities: w.cfg.Capacities, Least: map[string]uint32{maps.NameFrontendIDs: 4096 + 64*uint32(agent/3)},
+	})
 	lab.Must(t, err)
 	defer func() { lab.Must(t, pinned.Close()) }()
 	moved, began := uint64(0), time.Now()
@@ -88,6 +93,14 @@ func (w *world) mustShowCounts(t *testing.T, agent int, most float64, scrapes *i
 			}
 			last[name] = value
 		}
+		decisions, err := pinned.ReasonCounts()
+		lab.Must(t, err)
+		for reason, n := range kept {
+			if decisions[reason] < n {
+				t.Fatalf("agent %d, after %v: %v decisions are counted of %v, and were %v", agent, time.Since(began), decisions[reason], reason, n)
+			}
+		}
+		stdmaps.Copy(kept, decisions)
 	}
 	scrape()
 	id := maps.ID(500, uint32(agent+1))
