@@ -74,8 +74,8 @@ func TestAgentReachesTheAPIServer(t *testing.T) {
 
 			return err == nil && state.Running && state.Synced
 		})
-			if err := dial(); err == nil {
+		if err := dial(); err == nil {
 			t.Error("the Service is not in force any more")
 		}
-		}
+	}
 }
