@@ -1,8 +1,6 @@
 package bpf
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
 	"testing"
 
@@ -10,7 +8,6 @@ import (
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
-	"github.com/sluice-lb/sluice/test/lab"
 )
 
 // three are backends with different places.
@@ -121,8 +118,8 @@ func TestLoadBelowZero(t *testing.T) {
 	}
 }
 
-// Algorithms that hash use the table, with the same hash on every node: the same packet gets the same
-// backend on each of them.
+// Algorithms that hash use the table, with the same hash on every node that has the same seed: the same packet gets
+// the same backend on each of them.
 func TestHashes(t *testing.T) {
 	other := "8.0.96.77:80"
 	for _, test := range []struct {
@@ -143,23 +140,19 @@ func TestHashes(t *testing.T) {
 
 			return addr.Bytes[:]
 		}, func(in packet, i int) packet { return in.from(fmt.Sprintf("8.0.100.%d:%d", 10+i, 3000+i)) }},
-		{"the flow", maps.AlgorithmMaglev, func(w *world, in packet) []byte {
-			var key bytes.Buffer
-			lab.Must(t, binary.Write(&key, binary.NativeEndian, maps.FlowKeyOf(
-				maps.HookIngress, uint8(in.proto), w.family.addrPort(in.src), w.family.addrPort(in.dst))))
-
-			return key.Bytes()
-		}, func(in packet, _ int) packet { return in }},
+		{"the flow", maps.AlgorithmMaglev, func(w *world, in packet) []byte { return flowBytes(t, w, in) },
+			func(in packet, _ int) packet { return in }},
 	} {
 		t.Run("by "+test.name, func(t *testing.T) {
-			for _, proto := range transports {
+			for i, proto := range transports {
+				seed := SeedOf(seedTexts[i%2])
 				eachFamily(t, func(t *testing.T, f family) {
 					seen := make(map[string]bool)
-					w := newWorld(t, f)
+					w := newWorld(t, f, withSeed(seed))
 					s := w.serve(t, service{at: []string{clusterIP, other}, proto: proto, to: three, algorithm: test.algorithm})
 					for i := range 12 {
 						in := first(proto, fmt.Sprintf("8.0.101.%d:%d", i+1, 40000+i), []string{clusterIP, other}[i%2])
-						want := mapstest.Hashed(s.table, test.of(w, in))
+						want := mapstest.HashedBy(seed, s.table, test.of(w, in))
 						for j, p := range []place{uplink, podVeth, tunnel} {
 							again := test.same(in, j)
 							w.forgetFlows(t)

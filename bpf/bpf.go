@@ -2,6 +2,7 @@
 package bpf
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -40,6 +41,17 @@ func ParseUDPMode(text string) (UDPMode, error) {
 // program of the hook takes it off, so that it does not lead the packets.
 const AgentMark = int(sockAgentMarkAGENT_MARK)
 
+// SeedOf returns the seed of hashes that follows from a text, zero from none: then clients can know what is chosen by a
+// hash. It never changes, because nodes of different versions must choose alike.
+func SeedOf(text string) uint32 {
+	if text == "" {
+		return 0
+	}
+	sum := sha256.Sum256([]byte(text))
+
+	return binary.BigEndian.Uint32(sum[:])
+}
+
 // DefaultUDPIdle is how long a UDP flow keeps its backend without a datagram by default: netfilter's
 // timeout of a stream.
 const DefaultUDPIdle = 120 * time.Second
@@ -74,6 +86,9 @@ type Config struct {
 	PodOptOut bool
 	// ProbeAddr is an IPv4 address whose refusals are not reported as events; zero means none.
 	ProbeAddr netip.Addr
+
+	// HashSeed is the seed of what programs hash, the same on all nodes: see [SeedOf].
+	HashSeed uint32
 
 	// Heal passes over backends that do not answer: see docs/healing.md. It takes the tracing
 	// programs, which notice what backends do.
@@ -243,6 +258,7 @@ func sockSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 		sockVarConfigLocalhostNodePortsV4: !cfg.NoLocalhostNodePortsV4,
 		sockVarConfigLocalhostNodePortsV6: !cfg.NoLocalhostNodePortsV6,
 		sockVarConfigPodOptOut:            cfg.PodOptOut,
+		sockVarConfigHashSeed:             cfg.HashSeed,
 		sockVarConfigHeal:                 cfg.Heal,
 		sockVarConfigResteer:              cfg.Resteer,
 	})

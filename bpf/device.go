@@ -58,10 +58,11 @@ type DeviceConfig struct {
 	// [ShowsConntrack].
 	ConntrackHidden bool
 
-	NoStats bool   // see [Config]
-	Heal    bool   // see [Config]
-	Resteer bool   // connections whose backend does not answer go to another one
-	Keep    string // see [Config]
+	NoStats  bool   // see [Config]
+	HashSeed uint32 // see [Config]
+	Heal     bool   // see [Config]
+	Resteer  bool   // connections whose backend does not answer go to another one
+	Keep     string // see [Config]
 }
 
 // DevicePrograms are the loaded programs of a kind of device, not attached yet.
@@ -133,6 +134,7 @@ func deviceSpec(m *maps.Pinned, cfg DeviceConfig) (*ebpf.CollectionSpec, error) 
 		deviceVarConfigConntrack:          cfg.Conntrack,
 		deviceVarConfigConntrackHidden:    cfg.ConntrackHidden,
 		deviceVarConfigStats:              !cfg.NoStats,
+		deviceVarConfigHashSeed:           cfg.HashSeed,
 		deviceVarConfigHeal:               cfg.Heal,
 		deviceVarConfigResteer:            cfg.Resteer,
 		deviceVarConfigUdpIdleNs:          nanoseconds(cfg.UDPIdle, DefaultUDPIdle),

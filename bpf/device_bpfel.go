@@ -73,6 +73,7 @@ const (
 	deviceVarConfigEthernet             = "config_ethernet"
 	deviceVarConfigFibSource            = "config_fib_source"
 	deviceVarConfigFlowsRoom            = "config_flows_room"
+	deviceVarConfigHashSeed             = "config_hash_seed"
 	deviceVarConfigHeal                 = "config_heal"
 	deviceVarConfigIcmpTokenNs          = "config_icmp_token_ns"
 	deviceVarConfigIcmpTokens           = "config_icmp_tokens"
@@ -203,6 +204,7 @@ type deviceVariableSpecs struct {
 	ConfigEthernet             *ebpf.VariableSpec `ebpf:"config_ethernet"`
 	ConfigFibSource            *ebpf.VariableSpec `ebpf:"config_fib_source"`
 	ConfigFlowsRoom            *ebpf.VariableSpec `ebpf:"config_flows_room"`
+	ConfigHashSeed             *ebpf.VariableSpec `ebpf:"config_hash_seed"`
 	ConfigHeal                 *ebpf.VariableSpec `ebpf:"config_heal"`
 	ConfigIcmpTokenNs          *ebpf.VariableSpec `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens           *ebpf.VariableSpec `ebpf:"config_icmp_tokens"`
@@ -355,6 +357,7 @@ type deviceVariables struct {
 	ConfigEthernet             *ebpf.Variable `ebpf:"config_ethernet"`
 	ConfigFibSource            *ebpf.Variable `ebpf:"config_fib_source"`
 	ConfigFlowsRoom            *ebpf.Variable `ebpf:"config_flows_room"`
+	ConfigHashSeed             *ebpf.Variable `ebpf:"config_hash_seed"`
 	ConfigHeal                 *ebpf.Variable `ebpf:"config_heal"`
 	ConfigIcmpTokenNs          *ebpf.Variable `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens           *ebpf.Variable `ebpf:"config_icmp_tokens"`

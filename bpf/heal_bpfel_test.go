@@ -84,6 +84,7 @@ const (
 	healProgHealStep       = "heal_step"
 	healVarBtfStep         = "btf_step"
 	healVarBtfStepOp       = "btf_step_op"
+	healVarConfigHashSeed  = "config_hash_seed"
 	healVarConfigHeal      = "config_heal"
 	healVarConfigResteer   = "config_resteer"
 )
@@ -186,10 +187,11 @@ type healMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type healVariableSpecs struct {
-	BtfStep       *ebpf.VariableSpec `ebpf:"btf_step"`
-	BtfStepOp     *ebpf.VariableSpec `ebpf:"btf_step_op"`
-	ConfigHeal    *ebpf.VariableSpec `ebpf:"config_heal"`
-	ConfigResteer *ebpf.VariableSpec `ebpf:"config_resteer"`
+	BtfStep        *ebpf.VariableSpec `ebpf:"btf_step"`
+	BtfStepOp      *ebpf.VariableSpec `ebpf:"btf_step_op"`
+	ConfigHashSeed *ebpf.VariableSpec `ebpf:"config_hash_seed"`
+	ConfigHeal     *ebpf.VariableSpec `ebpf:"config_heal"`
+	ConfigResteer  *ebpf.VariableSpec `ebpf:"config_resteer"`
 }
 
 // healObjects contains all objects after they have been loaded into the kernel.
@@ -309,10 +311,11 @@ func (m *healMaps) Close() error {
 //
 // It can be passed to loadHealObjects or ebpf.CollectionSpec.LoadAndAssign.
 type healVariables struct {
-	BtfStep       *ebpf.Variable `ebpf:"btf_step"`
-	BtfStepOp     *ebpf.Variable `ebpf:"btf_step_op"`
-	ConfigHeal    *ebpf.Variable `ebpf:"config_heal"`
-	ConfigResteer *ebpf.Variable `ebpf:"config_resteer"`
+	BtfStep        *ebpf.Variable `ebpf:"btf_step"`
+	BtfStepOp      *ebpf.Variable `ebpf:"btf_step_op"`
+	ConfigHashSeed *ebpf.Variable `ebpf:"config_hash_seed"`
+	ConfigHeal     *ebpf.Variable `ebpf:"config_heal"`
+	ConfigResteer  *ebpf.Variable `ebpf:"config_resteer"`
 }
 
 // healPrograms contains all programs after they have been loaded into the kernel.

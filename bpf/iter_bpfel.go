@@ -62,6 +62,7 @@ const (
 	iterProgSluiceConnected = "sluice_connected"
 	iterProgSluiceDials     = "sluice_dials"
 	iterProgSluiceSocks     = "sluice_socks"
+	iterVarConfigHashSeed   = "config_hash_seed"
 )
 
 // loadIter returns the embedded CollectionSpec for iter.
@@ -164,6 +165,7 @@ type iterMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type iterVariableSpecs struct {
+	ConfigHashSeed *ebpf.VariableSpec `ebpf:"config_hash_seed"`
 }
 
 // iterObjects contains all objects after they have been loaded into the kernel.
@@ -283,6 +285,7 @@ func (m *iterMaps) Close() error {
 //
 // It can be passed to loadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type iterVariables struct {
+	ConfigHashSeed *ebpf.Variable `ebpf:"config_hash_seed"`
 }
 
 // iterPrograms contains all programs after they have been loaded into the kernel.

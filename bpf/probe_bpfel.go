@@ -144,6 +144,7 @@ const (
 	probeVarConfigEthernet             = "config_ethernet"
 	probeVarConfigFibSource            = "config_fib_source"
 	probeVarConfigFlowsRoom            = "config_flows_room"
+	probeVarConfigHashSeed             = "config_hash_seed"
 	probeVarConfigHeal                 = "config_heal"
 	probeVarConfigIcmpTokenNs          = "config_icmp_token_ns"
 	probeVarConfigIcmpTokens           = "config_icmp_tokens"
@@ -277,6 +278,7 @@ type probeVariableSpecs struct {
 	ConfigEthernet             *ebpf.VariableSpec `ebpf:"config_ethernet"`
 	ConfigFibSource            *ebpf.VariableSpec `ebpf:"config_fib_source"`
 	ConfigFlowsRoom            *ebpf.VariableSpec `ebpf:"config_flows_room"`
+	ConfigHashSeed             *ebpf.VariableSpec `ebpf:"config_hash_seed"`
 	ConfigHeal                 *ebpf.VariableSpec `ebpf:"config_heal"`
 	ConfigIcmpTokenNs          *ebpf.VariableSpec `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens           *ebpf.VariableSpec `ebpf:"config_icmp_tokens"`
@@ -432,6 +434,7 @@ type probeVariables struct {
 	ConfigEthernet             *ebpf.Variable `ebpf:"config_ethernet"`
 	ConfigFibSource            *ebpf.Variable `ebpf:"config_fib_source"`
 	ConfigFlowsRoom            *ebpf.Variable `ebpf:"config_flows_room"`
+	ConfigHashSeed             *ebpf.Variable `ebpf:"config_hash_seed"`
 	ConfigHeal                 *ebpf.Variable `ebpf:"config_heal"`
 	ConfigIcmpTokenNs          *ebpf.Variable `ebpf:"config_icmp_token_ns"`
 	ConfigIcmpTokens           *ebpf.Variable `ebpf:"config_icmp_tokens"`

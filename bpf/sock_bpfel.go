@@ -84,6 +84,7 @@ const (
 	sockVarBtfAgentMark               = "btf_agent_mark"
 	sockVarBtfUdpMode                 = "btf_udp_mode"
 	sockVarConfigHasSetRetval         = "config_has_set_retval"
+	sockVarConfigHashSeed             = "config_hash_seed"
 	sockVarConfigHeal                 = "config_heal"
 	sockVarConfigHostNetnsCookie      = "config_host_netns_cookie"
 	sockVarConfigHostNetnsInode       = "config_host_netns_inode"
@@ -206,6 +207,7 @@ type sockVariableSpecs struct {
 	BtfAgentMark               *ebpf.VariableSpec `ebpf:"btf_agent_mark"`
 	BtfUdpMode                 *ebpf.VariableSpec `ebpf:"btf_udp_mode"`
 	ConfigHasSetRetval         *ebpf.VariableSpec `ebpf:"config_has_set_retval"`
+	ConfigHashSeed             *ebpf.VariableSpec `ebpf:"config_hash_seed"`
 	ConfigHeal                 *ebpf.VariableSpec `ebpf:"config_heal"`
 	ConfigHostNetnsCookie      *ebpf.VariableSpec `ebpf:"config_host_netns_cookie"`
 	ConfigHostNetnsInode       *ebpf.VariableSpec `ebpf:"config_host_netns_inode"`
@@ -339,6 +341,7 @@ type sockVariables struct {
 	BtfAgentMark               *ebpf.Variable `ebpf:"btf_agent_mark"`
 	BtfUdpMode                 *ebpf.Variable `ebpf:"btf_udp_mode"`
 	ConfigHasSetRetval         *ebpf.Variable `ebpf:"config_has_set_retval"`
+	ConfigHashSeed             *ebpf.Variable `ebpf:"config_hash_seed"`
 	ConfigHeal                 *ebpf.Variable `ebpf:"config_heal"`
 	ConfigHostNetnsCookie      *ebpf.Variable `ebpf:"config_host_netns_cookie"`
 	ConfigHostNetnsInode       *ebpf.Variable `ebpf:"config_host_netns_inode"`

@@ -62,6 +62,7 @@ const (
 	traceProgSluiceHandshake        = "sluice_handshake"
 	traceProgSluiceRetransmit       = "sluice_retransmit"
 	traceVarConfigBackendHandshakes = "config_backend_handshakes"
+	traceVarConfigHashSeed          = "config_hash_seed"
 	traceVarConfigHeal              = "config_heal"
 	traceVarConfigResteer           = "config_resteer"
 )
@@ -166,6 +167,7 @@ type traceMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceVariableSpecs struct {
 	ConfigBackendHandshakes *ebpf.VariableSpec `ebpf:"config_backend_handshakes"`
+	ConfigHashSeed          *ebpf.VariableSpec `ebpf:"config_hash_seed"`
 	ConfigHeal              *ebpf.VariableSpec `ebpf:"config_heal"`
 	ConfigResteer           *ebpf.VariableSpec `ebpf:"config_resteer"`
 }
@@ -288,6 +290,7 @@ func (m *traceMaps) Close() error {
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type traceVariables struct {
 	ConfigBackendHandshakes *ebpf.Variable `ebpf:"config_backend_handshakes"`
+	ConfigHashSeed          *ebpf.Variable `ebpf:"config_hash_seed"`
 	ConfigHeal              *ebpf.Variable `ebpf:"config_heal"`
 	ConfigResteer           *ebpf.Variable `ebpf:"config_resteer"`
 }

@@ -70,11 +70,17 @@ static __always_inline __u32 mix(__u32 h)
 	return h ^ h >> 16;
 }
 
-/* hash returns the same value on every node. */
+/* What clients do not know of hash. All nodes have the same; the agent sets it before it loads programs. */
+volatile const __u32 config_hash_seed = 0;
+
+/*
+ * hash returns the same value on every node. The seed comes before all bytes: equal hashes with one seed are
+ * not equal with another.
+ */
 static __always_inline __u32 hash(const void *bytes, __u32 size)
 {
 	const __u32 *words = bytes;
-	__u32 h = size, i;
+	__u32 h = size ^ config_hash_seed, i;
 
 	for (i = 0; i < size / sizeof(*words); i++)
 		h = mix(h ^ words[i]);

@@ -49,7 +49,7 @@ var namesNothing = strings.Fields(`
 	--log-flush-frequency --log-json-info-buffer-size --log-json-split-stream --log-text-info-buffer-size --log-text-split-stream
 	--logging-format --v --vmodule
 	--udp --device-attach --forwarding --flow-table-memory --mark --algorithm --pod-opt-out --heal --service-metrics --handshake-metrics
-	--hash-table-size --backend-metrics --fail-fast`)
+	--hash-table-size --hash-seed --backend-metrics --fail-fast`)
 
 // absent are configurations that name what neither the node below nor its cluster has. Each is refused, with the error
 // refused, or its status is not well, with a trouble that has all texts of told; or else nothing is missed.

@@ -32,7 +32,7 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	}
 	cfg := f.wanted
 	cfg.Version, cfg.Socket, cfg.Log = version, where.socket, log
-	cfg.Datapath.BPFRoot = where.bpfRoot
+	cfg.Datapath.BPFRoot, cfg.Datapath.HashSeed = where.bpfRoot, bpf.SeedOf(f.hashSeed)
 	var err error
 	if !f.dryRun {
 		if cfg.Datapath.CgroupRoot, err = where.cgroup(); err != nil {

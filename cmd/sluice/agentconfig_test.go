@@ -112,6 +112,8 @@ var configs = []struct {
 	{"the number of backends with metrics", "", []string{"--backend-metrics=7"}, func(c agent.Config) any { return c.BackendMetrics }, 7},
 	{"the size of tables by hash", "", []string{"--hash-table-size=1021"}, func(c agent.Config) any { return c.HashTableSize }, 1021},
 	{"large tables by hash", "", nil, func(c agent.Config) any { return c.HashTableSize }, 16381},
+	{"a seed of hashes", "", []string{"--hash-seed=not for clients"}, func(c agent.Config) any { return c.Datapath.HashSeed }, 0x36fc08f8},
+	{"no seed of hashes", "", nil, func(c agent.Config) any { return c.Datapath.HashSeed }, 0},
 	{"handshakes measured", "", nil, func(c agent.Config) any { return c.Datapath.Handshakes }, true},
 	{"no handshakes measured", "", []string{"--handshake-metrics=false"}, func(c agent.Config) any { return c.Datapath.Handshakes }, false},
 	{"the number of Services with metrics", "", []string{"--service-metrics=7"}, func(c agent.Config) any { return c.ServiceMetrics }, 7},

@@ -34,6 +34,7 @@ type agentFlags struct {
 	forwarding      string
 	flowTableMemory string
 	algorithm       string
+	hashSeed        string
 	heal            string
 	dryRun          bool
 }
@@ -55,6 +56,7 @@ func newAgentFlags(f *pflag.FlagSet) *agentFlags {
 	f.IntVar(&wanted.ServiceMetrics, "service-metrics", 1000, "how many Services have metrics of their own, the others share one; 0 switches them off")
 	f.BoolVar(&wanted.Datapath.Handshakes, "handshake-metrics", true, "measure TCP handshakes and retransmissions of Services' clients at sockets, from Linux 5.11 on; switched off, no program runs at tracepoints for it")
 	f.IntVar(&wanted.HashTableSize, "hash-table-size", maglev.DefaultSize, "the entries in the table of each Service that hashes (sh, dh, maglev): 251, 509, 1021, 2039, 4093, 8191 or 16381, on all nodes the same. A smaller one takes less memory; more flows move when a backend comes or goes, and parts are less even. Services with more backends than a quarter of it have 16381")
+	f.StringVar(&flags.hashSeed, "hash-seed", "", "a text that clients do not know, on all nodes the same: it decides which backend sh, dh and maglev choose. Without one, a client can choose its ports and addresses so that all of its connections go to one backend. Another text moves nearly all clients, and nodes choose differently until all have it")
 	f.IntVar(&wanted.BackendMetrics, "backend-metrics", 0, "how many backends have metrics of their own: open connections and TCP handshakes; 0 switches them off")
 	f.BoolVar(&wanted.FailFast, "fail-fast", false, "end if not everything can be attached at the first try, instead of trying again")
 	f.BoolVar(&flags.dryRun, "dry-run", false, "print what would be programmed, as 'sluice services' does, and change nothing. The exit code is 0 if all is in force, 1 if a part of an object is not, and 2 if something cannot be read")

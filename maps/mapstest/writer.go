@@ -84,9 +84,12 @@ func (w *Writer) Pool(p maps.Pool, backends, table []uint32) (uint32, error) {
 }
 
 // Hashed returns what programs choose from the table of a pool by the hash of these bytes, which
-// is that of pick.h: nodes of different versions must agree on it.
-func Hashed[T any](table []T, bytes []byte) T {
-	h := uint32(len(bytes))
+// is that of addr.h without a seed: nodes of different versions must agree on it.
+func Hashed[T any](table []T, bytes []byte) T { return HashedBy(0, table, bytes) }
+
+// HashedBy is [Hashed] with a seed.
+func HashedBy[T any](seed uint32, table []T, bytes []byte) T {
+	h := uint32(len(bytes)) ^ seed
 	for ; len(bytes) > 0; bytes = bytes[4:] {
 		h ^= binary.NativeEndian.Uint32(bytes)
 		h = (h ^ h>>16) * 0x85ebca6b

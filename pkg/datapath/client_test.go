@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/bpf"
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/maps/mapstest"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -146,6 +147,42 @@ func TestClientAtSocketsAndDevices(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// With a seed, a client and an address have the same backend at sockets and at devices, also once the programs have been
+// loaded anew.
+func TestHashSeed(t *testing.T) {
+	seed := bpf.SeedOf("not for clients")
+	w := newWorldBy(t, lab.Routed, func(cfg *Config) { cfg.HashSeed = seed })
+	w.mustAttachPods(t)
+	pod, unseen := w.pod(t), lab.MustCaller(t, w.client.Namespace, nil)
+	type choice struct {
+		b    balanced
+		addr netip.Addr // what is hashed
+	}
+	var choices []choice
+	for _, way := range ways {
+		choices = append(choices, choice{w.balance(t, way, maps.AlgorithmSH, 0), way.ofFamily(w.client.IPv4, w.client.IPv6)})
+		b := w.balance(t, way, maps.AlgorithmDH, 0)
+		choices = append(choices, choice{b, netip.MustParseAddrPort(b.at[0]).Addr()})
+	}
+	for _, again := range []bool{false, true} {
+		if again {
+			lab.Must(t, w.Close())
+			w.Datapath = w.mustOpen(t, w.cfg)
+			w.mustAttach(t)
+			w.mustAttachPods(t)
+		}
+		for _, c := range choices {
+			addr := c.addr.As16()
+			want := mapstest.HashedBy(seed, c.b.table, addr[:])
+			for _, client := range []*lab.Caller{pod, unseen} {
+				if got := c.b.ask(t, client, c.b.at[0]); got != want {
+					t.Errorf("%s by %s: backend %d, want %d; at the socket: %t, again: %t", c.b.way.name, c.addr, got, want, client == pod, again)
+				}
+			}
+		}
 	}
 }
 

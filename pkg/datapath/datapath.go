@@ -62,6 +62,8 @@ type Config struct {
 	NoLocalhostNodePortsV4, NoLocalhostNodePortsV6 bool
 	// PodOptOut lets pods opt out, see OptedOut of [maps.Tables].
 	PodOptOut bool
+	// HashSeed is the seed of what programs hash, the same on all nodes: see [bpf.SeedOf].
+	HashSeed uint32
 	// Heal passes over backends that do not answer, see docs/healing.md.
 	Heal bool
 	// Resteer leads connections whose backend does not answer to another one.
@@ -157,6 +159,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 		BackendHandshakes:      cfg.BackendHandshakes,
 		NoLocalhostNodePortsV4: cfg.NoLocalhostNodePortsV4, NoLocalhostNodePortsV6: cfg.NoLocalhostNodePortsV6,
 		PodOptOut: cfg.PodOptOut,
+		HashSeed:  cfg.HashSeed,
 		Heal:      cfg.Heal && features.Tracing,
 		Resteer:   cfg.Resteer,
 		ProbeAddr: ProbeAddr,
@@ -180,6 +183,7 @@ func open(cfg Config, features Features) (*Datapath, error) {
 				ICMPBurst:     cfg.ICMPBurst,
 				UDPIdle:       cfg.UDPIdle,
 				NoStats:       cfg.NoStats,
+				HashSeed:      cfg.HashSeed,
 				Heal:          cfg.Heal,
 				Resteer:       cfg.Resteer,
 				Keep:          programDir(cfg.BPFRoot),

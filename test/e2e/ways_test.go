@@ -59,7 +59,7 @@ var switchRows = []switchRow{
 	{flags: "--nodeport-addresses=localhost", none: []string{"*/*/node port*"}, told: []string{atAllButLoopback}},
 	{flags: "--nodeport-addresses=192.168.50.0/24,fd00:50::/64,localhost --feature-gates=AllowServiceExternalIPs=false",
 		none: []string{"*/*/external IP"}, told: []string{gateIsOff}},
-	{flags: "--proxy-mode=nftables --masquerade-all --algorithm=maglev --hash-table-size=251 " +
+	{flags: "--proxy-mode=nftables --masquerade-all --algorithm=maglev --hash-table-size=251 --hash-seed=ways " +
 		"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=pod", one: true},
 	{flags: "--proxy-mode=ipvs --ipvs-scheduler=sh --detect-local-mode=ClusterCIDR --cluster-cidr=10.244.0.0/16,fd00:10:244::/48", one: true},
 	{flags: "--algorithm=sh --detect-local-mode=NodeCIDR", one: true},
