@@ -232,6 +232,22 @@ func TestMasqueradePortsInAFlood(t *testing.T) {
 	}
 }
 
+// The kernel may give an entry that was found in half_open to another flow before it is read, once another CPU has
+// moved its flow to flows: the flow is found there.
+func TestEntryGivenToAnotherFlow(t *testing.T) {
+	eachConversation(t, func(t *testing.T, c *conversation) {
+		if c.proto == layers.IPProtocolUDP {
+			return // any datagram is looked up in flows first
+		}
+		c.establish(t)
+		e := c.w.role(t, maps.FlowFromClient)
+		e.halfOpen, e.flow.ClientPort = true, maps.Port(4711)
+		c.w.put(t, e)
+		c.first(t, maps.ReasonFlow)
+		c.says(t, second(c.proto, c.place.client, c.vip))
+	})
+}
+
 // A backend that is gone may answer after the client got another one.
 func TestLateAnswerOfABackendThatIsGone(t *testing.T) {
 	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {

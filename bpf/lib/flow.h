@@ -457,7 +457,7 @@ static __always_inline int put_back_all(struct packet *pkt, bool room)
  * Another CPU may confirm the flow meanwhile, which puts it into flows before it leaves half_open:
  * one of two lookups finds it if half_open is first. A first packet is looked up in this order,
  * because it is in neither table as a rule. Other packets are in flows as a rule, and need a third
- * lookup if they are in neither.
+ * lookup if they are in neither. All do if the entry in half_open was given to another flow before it was read.
  */
 static __always_inline struct flow *find_flow(struct packet *pkt, const struct flow_key *key,
 					      bool *half_open)
@@ -468,7 +468,7 @@ static __always_inline struct flow *find_flow(struct packet *pkt, const struct f
 	*half_open = !f;
 	if (!f)
 		f = half_open_at(key);
-	if (!f) {
+	if (!f || (*half_open && !set_target(pkt, f, key))) {
 		f = bpf_map_lookup_elem(&sl_flows, key);
 		*half_open = false;
 	}
