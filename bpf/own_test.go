@@ -111,6 +111,16 @@ func TestResteeredProcess(t *testing.T) {
 	})
 }
 
+// What the stack has routed to the backend that a process has dialled has met the policies of IPsec for that one. It
+// does not leave for another one.
+func TestResteeredProcessBehindIPsec(t *testing.T) {
+	eachOwn(t, func(t *testing.T, w *world) {
+		leavesAgain(t, w, "S")
+		w.encrypt(t, uplink)
+		w.egress(t, uplink, tcp(process, dialled, ".")).drops(maps.ReasonFlow)
+	})
+}
+
 // The backend that the process has dialled was only slow, and keeps the connection. Its packets pass as the
 // stack has routed them.
 func TestFirstAnswerToAProcess(t *testing.T) {

@@ -58,8 +58,19 @@ func TestRepliesReturnByTheDeviceOfTheClient(t *testing.T) {
 					}
 					o.ends(verdictRedirect, maps.ReasonFlow)
 					o.compare(w.bytes(uplink, want, o.between))
+					w.encrypt(t, uplink)
+					w.egress(t, uplink, reply).becomes(want, maps.ReasonFlow) // another route may have another policy
 				}
 			})
 		})
 	}
+}
+
+// encrypt has the stack have policies of IPsec.
+func (w *world) encrypt(t *testing.T, p place) {
+	t.Helper()
+	device, _, err := w.maps.Devices.Lookup(w.index(p.device))
+	lab.Must(t, err)
+	device.Flags |= maps.DeviceEncrypts
+	lab.Must(t, w.maps.Devices.Put(w.index(p.device), device))
 }

@@ -184,6 +184,7 @@ const (
 	abiDeviceFlagDEVICE_TURNS     abiDeviceFlag = 1
 	abiDeviceFlagDEVICE_LEADS_OUT abiDeviceFlag = 2
 	abiDeviceFlagDEVICE_UNSEEN    abiDeviceFlag = 4
+	abiDeviceFlagDEVICE_ENCRYPTS  abiDeviceFlag = 8
 )
 
 type abiFlow struct {

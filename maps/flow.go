@@ -73,6 +73,9 @@ const DeviceLeadsOut = uint32(abiDeviceFlagDEVICE_LEADS_OUT)
 // DeviceUnseen is a flag of a [Device]: it does not lead out, and no program is attached to it, nor to a port of it.
 const DeviceUnseen = uint32(abiDeviceFlagDEVICE_UNSEEN)
 
+// DeviceEncrypts is a flag of a [Device]: the node has policies of IPsec, which the stack applies as it routes.
+const DeviceEncrypts = uint32(abiDeviceFlagDEVICE_ENCRYPTS)
+
 // FlowKeyOf returns the key of a packet as it arrives at a hook.
 func FlowKeyOf(hook, protocol uint8, src, dst netip.AddrPort) FlowKey {
 	return FlowKey{

@@ -418,6 +418,7 @@ enum device_flag {
 		1, /* packets may leave by it without passing the stack: see bpf/lib/route.h */
 	DEVICE_LEADS_OUT = 2, /* to other hosts only, and to no pod of this node */
 	DEVICE_UNSEEN = 4, /* neither, and no program is attached to it, nor to a port of it */
+	DEVICE_ENCRYPTS = 8, /* the stack has policies of IPsec: see encrypts in bpf/lib/route.h */
 };
 
 /* Prefix lengths count from the first bit after prefix_len. */

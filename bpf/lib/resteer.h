@@ -372,7 +372,7 @@ __noinline int resteer_own(struct __sk_buff *ctx)
 	int i, why;
 
 	if (!sent || !pkt || sent->event != EVENT_OPEN || sent->ip.key.proto != IPPROTO_TCP ||
-	    !is_own(ctx, &sent->ip.key))
+	    !is_own(ctx, &sent->ip.key) || encrypts(ctx))
 		return REASON_PASS_OTHER_TRAFFIC;
 	copy_sent(sent, pkt);
 	state = find_leaving(ctx, pkt);

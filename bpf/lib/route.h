@@ -153,6 +153,18 @@ static __always_inline bool is_unseen(__u32 ifindex)
 }
 
 /*
+ * encrypts reports whether the stack has policies of IPsec. It has applied them to a packet at egress as it has routed
+ * that: one that leaves by another route, or to another backend, may have to be encrypted, or not to leave.
+ */
+static __always_inline bool encrypts(struct __sk_buff *ctx)
+{
+	__u32 ifindex = ctx->ifindex;
+	const struct device *dev = bpf_map_lookup_elem(&sl_devices, &ifindex);
+
+	return dev && dev->flags & DEVICE_ENCRYPTS;
+}
+
+/*
  * is_here reports whether a backend that is said to be on this node is: no route leads out to it.
  */
 static __always_inline bool is_here(struct __sk_buff *ctx, const struct backend *be,
@@ -424,6 +436,9 @@ __noinline int route_again(struct __sk_buff *ctx)
 
 	if (!pkt)
 		return VERDICT_NEXT;
+	/* The connection of a process was re-steered before there was a policy. */
+	if ((pkt->role == FLOW_TO_CLIENT || pkt->ip.key.proto == IPPROTO_TCP) && encrypts(ctx))
+		return pkt->role == FLOW_TO_CLIENT ? VERDICT_NEXT : VERDICT_DROP;
 	/* Its masquerade is the address of the device by which its process would reach the backend. */
 	set_fib_addrs(&fib, pkt->role == FLOW_FROM_CLIENT ? &pkt->ip.key.src : &pkt->to.src,
 		      &pkt->to.dst);

@@ -18,11 +18,16 @@ func isUnknown(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// concern returns, in words for the operator, what the network stack does to packets that it forwards,
-// beyond routing them by their addresses: packets that bypass the stack would miss that. It returns "" if
-// the stack accepts all of them and does nothing else. Of several reasons it returns one. That
-// something cannot be read is a reason, too.
-func (r *reader) concern() string {
+// concern is what the network stack does to packets that it forwards, beyond routing them by their addresses: packets
+// that bypass the stack would miss that.
+type concern struct {
+	text     string // for the operator; empty if the stack accepts all of them and does nothing else
+	encrypts bool   // it has policies of IPsec, or may have
+}
+
+// concern reads the concern. Of several reasons it has one. That something cannot be read is a reason, too.
+func (r *reader) concern() concern {
+	encrypts := true // until the policies, which are the first, are known to be none
 	for _, part := range []struct {
 		name string
 		find func() (string, error)
@@ -34,14 +39,15 @@ func (r *reader) concern() string {
 	} {
 		found, err := Complete(part.find)
 		if err != nil {
-			return fmt.Sprintf("%s cannot be read: %v", part.name, err)
+			return concern{fmt.Sprintf("%s cannot be read: %v", part.name, err), encrypts}
 		}
 		if found != "" {
-			return found
+			return concern{found, encrypts}
 		}
+		encrypts = false
 	}
 
-	return ""
+	return concern{}
 }
 
 // fillBypassed sets which programs at the ingress of devices miss packets that do not enter the stack. It returns a

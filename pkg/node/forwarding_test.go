@@ -77,8 +77,8 @@ func TestConcernOfRules(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
 			r := mustReader(t, ns)
 			lab.Must(t, ns.Netfilter(strings.ReplaceAll(test.rules, " }", "; }")+"\n"))
-			if got := r.concern(); got != test.concern {
-				t.Errorf("concern is %q, want %q", got, test.concern)
+			if got := r.concern(); got != (concern{text: test.concern}) {
+				t.Errorf("concern is %+v, want %q", got, test.concern)
 			}
 		})
 	}
@@ -99,8 +99,8 @@ func TestConcernOfIptables(t *testing.T) {
 			ns := lab.MustNamespace(t, "node")
 			r := mustReader(t, ns)
 			mustRun(t, ns, strings.Fields(test.command)...)
-			if got := r.concern(); !strings.HasPrefix(got, test.concern) || test.concern == "" && got != "" {
-				t.Errorf("concern is %q, want %q", got, test.concern)
+			if got := r.concern(); !strings.HasPrefix(got.text, test.concern) || test.concern == "" && got.text != "" || got.encrypts {
+				t.Errorf("concern is %+v, want %q", got, test.concern)
 			}
 		})
 	}
@@ -177,7 +177,8 @@ func TestWatchReportsConcerns(t *testing.T) {
 	watch := mustWatch(t, ns, Config{})
 	wait := func(concern string) {
 		t.Helper()
-		watch.until(concern, func(s State) bool { return s.Concern == concern })
+		encrypts := concern == "1 IPsec policies"
+		watch.until(concern, func(s State) bool { return s.Concern == concern && s.Encrypts == encrypts })
 	}
 	wait("")
 	for _, step := range []struct {

@@ -242,7 +242,7 @@ func (m *Model) NewDecisions() ([]Decision, map[uint32]maps.Device, bool) {
 	m.devicesChanged = false
 	decisions := Decide(m.state.Devices, m.cfg.Devices)
 
-	entries := entriesOf(decisions, m.ThroughStack() == "")
+	entries := entriesOf(decisions, m.ThroughStack() == "", m.state.Encrypts)
 	entries[maps.DeviceOfNode] = nodeEntry(m.clientIPs())
 
 	return decisions, entries, true
@@ -261,7 +261,7 @@ func nodeEntry(clientIPs []netip.Addr) (entry maps.Device) {
 	return entry
 }
 
-func entriesOf(decisions []Decision, turns bool) map[uint32]maps.Device {
+func entriesOf(decisions []Decision, turns, encrypts bool) map[uint32]maps.Device {
 	entries := make(map[uint32]maps.Device, len(decisions))
 	seen := make(map[int]bool) // by index: programs are attached to it, or to a port of it
 	for _, d := range decisions {
@@ -281,6 +281,9 @@ func entriesOf(decisions []Decision, turns bool) map[uint32]maps.Device {
 			entry.Flags |= maps.DeviceLeadsOut
 		} else if !seen[d.Index] {
 			entry.Flags |= maps.DeviceUnseen
+		}
+		if encrypts {
+			entry.Flags |= maps.DeviceEncrypts
 		}
 		entries[uint32(d.Index)] = entry
 	}

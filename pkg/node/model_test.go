@@ -302,13 +302,18 @@ func TestDeviceEntries(t *testing.T) {
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
 			want := map[uint32]maps.Device{uint32(test.decision.Index): test.entry}
-			if diff := cmp.Diff(want, entriesOf([]Decision{test.decision}, true)); diff != "" {
+			if diff := cmp.Diff(want, entriesOf([]Decision{test.decision}, true, false)); diff != "" {
 				t.Errorf("maps (-want +got):\n%s", diff)
 			}
 			test.entry.Flags &^= maps.DeviceTurns
 			want[uint32(test.decision.Index)] = test.entry
-			if diff := cmp.Diff(want, entriesOf([]Decision{test.decision}, false)); diff != "" {
+			if diff := cmp.Diff(want, entriesOf([]Decision{test.decision}, false, false)); diff != "" {
 				t.Errorf("maps, through the stack (-want +got):\n%s", diff)
+			}
+			test.entry.Flags |= maps.DeviceEncrypts
+			want[uint32(test.decision.Index)] = test.entry
+			if diff := cmp.Diff(want, entriesOf([]Decision{test.decision}, false, true)); diff != "" {
+				t.Errorf("maps, with IPsec (-want +got):\n%s", diff)
 			}
 		})
 	}

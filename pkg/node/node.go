@@ -31,6 +31,8 @@ type State struct {
 	// Concern names something that the network stack does to forwarded packets beyond routing
 	// them, such as filtering: then packets must not bypass it. It is empty if there is nothing.
 	Concern string
+	// Encrypts is true if there are policies of IPsec, which the stack applies to what it routes.
+	Encrypts bool
 }
 
 // loopbackIndex is the index of the loopback device in every network namespace.
@@ -49,7 +51,8 @@ type Address struct {
 }
 
 func (s State) equal(o State) bool {
-	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Devices, o.Devices) && s.Concern == o.Concern
+	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Devices, o.Devices) &&
+		s.Concern == o.Concern && s.Encrypts == o.Encrypts
 }
 
 // Read returns the state of the calling thread's network namespace.
@@ -66,9 +69,14 @@ func Read() (State, error) {
 	defer r.close()
 
 	state, err := r.read()
-	state.Concern = cmp.Or(r.concern(), state.Concern)
+	state.add(r.concern())
 
 	return state, err
+}
+
+// add adds a concern, which precedes what the state has.
+func (s *State) add(c concern) {
+	s.Concern, s.Encrypts = cmp.Or(c.text, s.Concern), c.encrypts
 }
 
 // reader reads the state of a network namespace from the kernel, by sockets that stay open.

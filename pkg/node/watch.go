@@ -50,7 +50,7 @@ type Config struct {
 	Log *slog.Logger
 
 	// concern reads the concerns; nil means [reader.concern].
-	concern func() string
+	concern func() concern
 	// 0 means the constant of that name.
 	receiveBuffer         int // bytes
 	relistTime, quietTime time.Duration
@@ -79,7 +79,7 @@ func Watch(ctx context.Context, config Config) error {
 	config.receiveBuffer = cmp.Or(config.receiveBuffer, receiveBuffer)
 	config.relistTime = cmp.Or(config.relistTime, relistTime)
 	config.quietTime = cmp.Or(config.quietTime, quietTime)
-	w := watcher{config: config, log: config.Log, concerns: make(chan string, 1)}
+	w := watcher{config: config, log: config.Log, concerns: make(chan concern, 1)}
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
 	}
@@ -132,10 +132,10 @@ type watcher struct {
 	retry    time.Duration // before the next subscription
 
 	// Concerns are read beside the lists, by sockets of their own: a renewed subscription does not wait for that, either.
-	concern   string      // as last read
-	concerns  chan string // has room for one that was read
-	busy, due bool        // they are being read, and have to be read again
-	rested    time.Time   // when they may be read again
+	concern   concern      // as last read
+	concerns  chan concern // has room for one that was read
+	busy, due bool         // they are being read, and have to be read again
+	rested    time.Time    // when they may be read again
 	reading   sync.WaitGroup
 }
 
@@ -237,7 +237,7 @@ func (w *watcher) report(s *subscription) error {
 // update reports what was listed and the concern that was read last, if either has changed.
 func (w *watcher) update() {
 	state := w.listed
-	state.Concern = cmp.Or(w.concern, state.Concern)
+	state.add(w.concern)
 	if w.reported == nil || !w.reported.equal(state) {
 		w.reported = &state
 		w.config.Update(state)

@@ -256,9 +256,9 @@ func TestWatchFindsAChangeWithoutNotification(t *testing.T) {
 	updates := make(chan State, 10)
 	w := watcher{config: Config{
 		Update:     func(state State) { updates <- state },
-		concern:    func() string { return "" },
+		concern:    func() concern { return concern{} },
 		relistTime: 10 * time.Millisecond,
-	}, concerns: make(chan string, 1)}
+	}, concerns: make(chan concern, 1)}
 	silent := &subscription{reader: mustReader(t, ns), changed: make(chan struct{}), broken: make(chan error)}
 	lab.MustRun(t, func(ctx context.Context) error { return w.listOnChange(ctx, silent) })
 	watch := observer{t: t, updates: updates}
@@ -384,16 +384,16 @@ func TestWatchReportsDevicesBesideAConcern(t *testing.T) {
 	reading, read := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	finish := func() { once.Do(func() { close(read) }) }
-	watch := mustWatch(t, ns, Config{receiveBuffer: 1, concern: func() string {
+	watch := mustWatch(t, ns, Config{receiveBuffer: 1, concern: func() concern {
 		if readings++; readings == 1 {
-			return ""
+			return concern{}
 		}
 		if readings == 2 {
 			close(reading)
 			<-read
 		}
 
-		return "a firewall"
+		return concern{text: "a firewall"}
 	}})
 	t.Cleanup(finish)
 	add := func(name string) {

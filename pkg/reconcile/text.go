@@ -161,6 +161,9 @@ func deviceText(ifindex uint32, v maps.Device) (string, string) {
 	if v.Flags&maps.DeviceUnseen != 0 {
 		parts = append(parts, "unseen")
 	}
+	if v.Flags&maps.DeviceEncrypts != 0 {
+		parts = append(parts, "encrypts")
+	}
 
 	return fmt.Sprintf("device %d", ifindex), orNothing(parts)
 }
