@@ -137,17 +137,26 @@ func (r *race) mustBreakFlows(t *testing.T) {
 
 // runOn runs a datagram of each pair on a CPU.
 func (r *race) runOn(cpu int, had *outcomes) error {
-	runtime.LockOSThread() // the thread ends with the goroutine
-	var set unix.CPUSet
-	set.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return fmt.Errorf("affinity: %w", err)
+	if err := stayOn(cpu); err != nil {
+		return err
 	}
 	for n, dialled := range r.dialled {
 		var err error
 		if had[n].to, had[n].took, err = r.runOne(udp(r.client, dialled).with(fmt.Sprint("cpu ", cpu)), int64(2*(n+1))); err != nil {
 			return err
 		}
+	}
+
+	return nil
+}
+
+// stayOn has the goroutine, and the thread that ends with it, stay on a CPU.
+func stayOn(cpu int) error {
+	runtime.LockOSThread()
+	var set unix.CPUSet
+	set.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		return fmt.Errorf("affinity: %w", err)
 	}
 
 	return nil

@@ -133,7 +133,7 @@ func TestErrorsAreNotRefused(t *testing.T) {
 }
 
 // icmpBudget is the C type of that name.
-type icmpBudget struct{ Last, Tokens uint64 }
+type icmpBudget struct{ Full, _ uint64 }
 
 // A client gets one error per second and a burst of six, as from the kernel.
 func TestRefusalsAreLimited(t *testing.T) {
@@ -159,7 +159,7 @@ func TestRefusalsAreLimited(t *testing.T) {
 			t.Helper()
 			key, budget := w.mapAddr(stranger), icmpBudget{}
 			lab.Must(t, budgets.Lookup(&key, &budget))
-			budget.Last -= uint64(seconds * 1e9)
+			budget.Full -= uint64(seconds * 1e9)
 			lab.Must(t, budgets.Put(&key, &budget))
 		}
 		rest(-1) // another CPU has a later clock

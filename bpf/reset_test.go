@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/gopacket/gopacket/layers"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
@@ -190,6 +192,46 @@ func TestResetsAreLimited(t *testing.T) {
 		}
 		if most := 21 + int(time.Since(begin).Seconds()); answered < 20 || answered > most {
 			t.Errorf("%d of 200 segments were answered, want 20 to %d", answered, most)
+		}
+	}, limited)
+}
+
+// Two CPUs that refuse packets at once have one budget.
+func TestBudgetOfTwoCPUs(t *testing.T) {
+	const perSecond, burst, tries = 20_000, 20, 1000 // until one is answered
+	limited := func(c *DeviceConfig) { c.ICMPPerSecond, c.ICMPBurst = perSecond, burst }
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		w.serveForResets(t)
+		program, cpus := w.programs(t, p).Ingress, mustCPUs(t, 2)
+		frame := w.bytes(p, tcp(p.client, vip, "."), ends{src: macOf(at(p.client).Addr()), dst: w.links[p.device].Attrs().HardwareAddr})
+		before, err := w.maps.ReasonCounts()
+		lab.Must(t, err)
+		begin := time.Now()
+		var running errgroup.Group
+		for _, cpu := range cpus {
+			running.Go(func() error {
+				return w.node.Do(func() error {
+					if err := stayOn(cpu); err != nil {
+						return err
+					}
+					for time.Since(begin) < 300*time.Millisecond {
+						if _, err := program.Run(&ebpf.RunOptions{Data: frame, Context: &skBuff{Ifindex: w.index(p.device)}, Repeat: tries}); err != nil {
+							return err
+						}
+					}
+
+					return nil
+				})
+			})
+		}
+		lab.Must(t, running.Wait())
+		took := time.Since(begin)
+		after, err := w.maps.ReasonCounts()
+		lab.Must(t, err)
+		answered := int(after[maps.ReasonRejectNoFlow] - before[maps.ReasonRejectNoFlow])
+		most := burst + int(took*perSecond/time.Second) + len(cpus)
+		if refused := after[maps.ReasonRejectLimited] - before[maps.ReasonRejectLimited]; answered > most || answered < burst {
+			t.Errorf("%d segments were answered in %v, and %d not, want %d to %d", answered, took, refused, burst, most)
 		}
 	}, limited)
 }

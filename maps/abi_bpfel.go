@@ -370,9 +370,9 @@ const (
 )
 
 type abiIcmpBudget struct {
-	_      structs.HostLayout
-	Last   uint64
-	Tokens uint64
+	_        structs.HostLayout
+	Full     uint64
+	Reserved uint64
 }
 
 type abiIdLayout uint32

@@ -186,10 +186,13 @@ struct fragment {
 	__u64 since; /* when the first one arrived */
 };
 
-/* The token bucket of ICMP errors to a client: see bpf/lib/reject.h. */
+/*
+ * The token bucket of ICMP errors to a client: see bpf/lib/reject.h. An earlier build takes the time for that up to
+ * which the tokens are spent, and adds what is reserved to them.
+ */
 struct icmp_budget {
-	__u64 last;
-	__u64 tokens; /* nanoseconds */
+	__u64 full; /* when it has all tokens again */
+	__u64 reserved;
 };
 
 #endif

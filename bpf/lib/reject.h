@@ -33,24 +33,32 @@ struct error_v6 {
 
 /*
  * take_token takes a token of a bucket that gets one each token_ns and holds at most most, and is
- * false if the bucket is empty.
+ * false if there is none. CPUs that ask at once take no token twice: each adds its own before it looks
+ * whether that was there, and gives it back if not. Only that a bucket has rested is written over by
+ * several, so that each may take a token more after a rest.
  */
 static __always_inline bool take_token(const struct addr *owner, __u64 now, __u64 token_ns,
 				       __u64 most)
 {
-	struct icmp_budget *had = bpf_map_lookup_elem(&sl_icmp_budgets, owner);
-	struct icmp_budget budget = { .last = now, .tokens = most * token_ns };
+	struct icmp_budget *budget = bpf_map_lookup_elem(&sl_icmp_budgets, owner);
+	struct icmp_budget rested = { .full = now };
+	__u64 empty = now + most * token_ns;
 
-	if (had) {
-		budget.tokens = had->tokens + elapsed(now, had->last);
-		if (budget.tokens > most * token_ns)
-			budget.tokens = most * token_ns;
+	if (!budget) {
+		bpf_map_update_elem(&sl_icmp_budgets, owner, &rested, BPF_NOEXIST);
+		budget = bpf_map_lookup_elem(&sl_icmp_budgets, owner);
 	}
-	if (budget.tokens < token_ns)
+	if (!budget)
 		return false;
-	budget.tokens -= token_ns;
-	bpf_map_update_elem(&sl_icmp_budgets, owner, &budget, BPF_ANY);
-	return true;
+	if (elapsed(now, budget->full))
+		*(volatile __u64 *)&budget->full = now;
+	if (elapsed(budget->full + token_ns, empty))
+		return false;
+	__sync_fetch_and_add(&budget->full, token_ns);
+	if (!elapsed(*(volatile __u64 *)&budget->full, empty))
+		return true;
+	__sync_fetch_and_add(&budget->full, -token_ns);
+	return false;
 }
 
 /*
