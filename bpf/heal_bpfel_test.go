@@ -32,6 +32,7 @@ const (
 	healStepOpSTEP_SUCCESS    healStepOp = 2
 	healStepOpSTEP_FAILURE    healStepOp = 3
 	healStepOpSTEP_RETRANSMIT healStepOp = 4
+	healStepOpSTEP_DATAGRAM   healStepOp = 5
 )
 
 // Names of all BPF objects in the ELF.
@@ -73,6 +74,7 @@ const (
 	healMapSlRefusals      = "sl_refusals"
 	healMapSlServiceCidrs  = "sl_service_cidrs"
 	healMapSlServicePorts  = "sl_service_ports"
+	healMapSlSilences      = "sl_silences"
 	healMapSlSlots         = "sl_slots"
 	healMapSlSockState     = "sl_sock_state"
 	healMapSlSourceFilter  = "sl_source_filter"
@@ -173,6 +175,7 @@ type healMapSpecs struct {
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.MapSpec `ebpf:"sl_silences"`
 	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
@@ -249,6 +252,7 @@ type healMaps struct {
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.Map `ebpf:"sl_silences"`
 	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
@@ -296,6 +300,7 @@ func (m *healMaps) Close() error {
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
+		m.SlSilences,
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceFilter,

@@ -443,6 +443,66 @@ func TestHealNoFalseSuspicion(t *testing.T) {
 	}
 }
 
+// exchange has a client send the first datagram of a socket. The backend answers it with a chance.
+func (s *simulation) exchange(client int, answered float64) {
+	backend := slices.Index(s.backends, s.step(healStepOpSTEP_PICK, -1, client, 0, 0))
+	if s.behave(backend, client).lost || s.random.Float64() >= answered {
+		return
+	}
+	begun := s.now
+	s.after(time.Millisecond, func() { s.step(healStepOpSTEP_DATAGRAM, backend, client, 0, begun) })
+}
+
+// exchanges has random clients begin exchanges of datagrams at a rate per second for a while.
+func (s *simulation) exchanges(d time.Duration, rate float64, clients int, answered float64) {
+	var next func()
+	next = func() {
+		s.exchange(s.random.IntN(clients), answered)
+		s.after(time.Duration(s.random.ExpFloat64()/rate*float64(time.Second)), next)
+	}
+	s.after(0, next)
+	s.runEvents(d)
+}
+
+// Datagrams that want no answer, beside some that get one (RADIUS, SIP, QUIC), make no suspects once it is known how
+// seldom backends of the port answer. One that has died is noticed.
+func TestHealSeldomAnswered(t *testing.T) {
+	for _, test := range []struct {
+		rate     float64
+		clients  int
+		answered float64
+		within   time.Duration // a dead one is noticed
+	}{
+		{600, 10, 1, time.Second}, {600, 10, 0.5, 2 * time.Second}, {600, 10, 0.05, 20 * time.Second}, {600, 1, 0.05, 20 * time.Second},
+		{3000, 50, 0.01, 20 * time.Second}, {600, 10, 0.001, 0}, {30, 10, 0.01, 0},
+	} {
+		t.Run(fmt.Sprintf("%v a second of %d clients, %v %% answered", test.rate, test.clients, 100*test.answered), func(t *testing.T) {
+			s := newSimulation(t, 3, maps.Pool{})
+			passed := func() (n int) {
+				for i := range s.backends {
+					n += int(s.health(i).PassedOver)
+				}
+
+				return n
+			}
+			s.exchanges(30*time.Second, test.rate, test.clients, test.answered)
+			before, suspects := passed(), s.suspects()
+			s.exchanges(60*time.Second, test.rate, test.clients, test.answered)
+			if n := passed() - before; float64(n) > 0.005*60*test.rate || test.answered > 0.1 && n+suspects > 0 {
+				t.Errorf("of %v exchanges, %d passed over a backend, and %d backends were suspects before", 60*test.rate, n, suspects)
+			}
+			if test.within == 0 {
+				return
+			}
+			s.behave = func(backend, _ int) behaviour { return behaviour{lost: backend == 1} }
+			s.exchanges(test.within, test.rate, test.clients, test.answered)
+			if h := s.health(1); !h.IsSuspect() {
+				t.Errorf("%v after it has died, a backend is %+v", test.within, h)
+			}
+		})
+	}
+}
+
 // A silence counts from the begin of the connections that show it, also if their first segments are
 // sent again soon: backends of a Service that was idle may take 150 ms for their first answers.
 func TestHealSegmentsSentAgainSoon(t *testing.T) {

@@ -51,6 +51,7 @@ const (
 	iterMapSlRefusals       = "sl_refusals"
 	iterMapSlServiceCidrs   = "sl_service_cidrs"
 	iterMapSlServicePorts   = "sl_service_ports"
+	iterMapSlSilences       = "sl_silences"
 	iterMapSlSlots          = "sl_slots"
 	iterMapSlSockState      = "sl_sock_state"
 	iterMapSlSourceFilter   = "sl_source_filter"
@@ -151,6 +152,7 @@ type iterMapSpecs struct {
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.MapSpec `ebpf:"sl_silences"`
 	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
@@ -223,6 +225,7 @@ type iterMaps struct {
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.Map `ebpf:"sl_silences"`
 	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
@@ -270,6 +273,7 @@ func (m *iterMaps) Close() error {
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
+		m.SlSilences,
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceFilter,

@@ -123,6 +123,7 @@ const (
 	probeMapSlRefusals                 = "sl_refusals"
 	probeMapSlServiceCidrs             = "sl_service_cidrs"
 	probeMapSlServicePorts             = "sl_service_ports"
+	probeMapSlSilences                 = "sl_silences"
 	probeMapSlSlots                    = "sl_slots"
 	probeMapSlSockState                = "sl_sock_state"
 	probeMapSlSourceFilter             = "sl_source_filter"
@@ -253,6 +254,7 @@ type probeMapSpecs struct {
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.MapSpec `ebpf:"sl_silences"`
 	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
@@ -357,6 +359,7 @@ type probeMaps struct {
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.Map `ebpf:"sl_silences"`
 	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
@@ -408,6 +411,7 @@ func (m *probeMaps) Close() error {
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
+		m.SlSilences,
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceFilter,

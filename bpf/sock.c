@@ -366,8 +366,8 @@ static __always_inline int answer_from_original_dst(struct bpf_sock_addr *ctx, b
 					  &original_dst, &original_port)))
 		set_hook_addr(ctx, v6, &original_dst, original_port);
 	if (first.backend_id)
-		note_success(first.backend_id, first.service_port_id, first.client, first.last_used,
-			     now);
+		note_datagram(first.backend_id, first.service_port_id, first.client,
+			      first.last_used, now);
 	return 1;
 }
 

@@ -52,6 +52,7 @@ const (
 	synMapSlRefusals      = "sl_refusals"
 	synMapSlServiceCidrs  = "sl_service_cidrs"
 	synMapSlServicePorts  = "sl_service_ports"
+	synMapSlSilences      = "sl_silences"
 	synMapSlSlots         = "sl_slots"
 	synMapSlSockState     = "sl_sock_state"
 	synMapSlSourceFilter  = "sl_source_filter"
@@ -148,6 +149,7 @@ type synMapSpecs struct {
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.MapSpec `ebpf:"sl_silences"`
 	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
@@ -220,6 +222,7 @@ type synMaps struct {
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.Map `ebpf:"sl_silences"`
 	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
@@ -268,6 +271,7 @@ func (m *synMaps) Close() error {
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
+		m.SlSilences,
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceFilter,

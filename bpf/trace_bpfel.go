@@ -51,6 +51,7 @@ const (
 	traceMapSlRefusals              = "sl_refusals"
 	traceMapSlServiceCidrs          = "sl_service_cidrs"
 	traceMapSlServicePorts          = "sl_service_ports"
+	traceMapSlSilences              = "sl_silences"
 	traceMapSlSlots                 = "sl_slots"
 	traceMapSlSockState             = "sl_sock_state"
 	traceMapSlSourceFilter          = "sl_source_filter"
@@ -152,6 +153,7 @@ type traceMapSpecs struct {
 	SlRefusals      *ebpf.MapSpec `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.MapSpec `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.MapSpec `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.MapSpec `ebpf:"sl_silences"`
 	SlSlots         *ebpf.MapSpec `ebpf:"sl_slots"`
 	SlSockState     *ebpf.MapSpec `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.MapSpec `ebpf:"sl_source_filter"`
@@ -227,6 +229,7 @@ type traceMaps struct {
 	SlRefusals      *ebpf.Map `ebpf:"sl_refusals"`
 	SlServiceCidrs  *ebpf.Map `ebpf:"sl_service_cidrs"`
 	SlServicePorts  *ebpf.Map `ebpf:"sl_service_ports"`
+	SlSilences      *ebpf.Map `ebpf:"sl_silences"`
 	SlSlots         *ebpf.Map `ebpf:"sl_slots"`
 	SlSockState     *ebpf.Map `ebpf:"sl_sock_state"`
 	SlSourceFilter  *ebpf.Map `ebpf:"sl_source_filter"`
@@ -274,6 +277,7 @@ func (m *traceMaps) Close() error {
 		m.SlRefusals,
 		m.SlServiceCidrs,
 		m.SlServicePorts,
+		m.SlSilences,
 		m.SlSlots,
 		m.SlSockState,
 		m.SlSourceFilter,

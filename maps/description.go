@@ -36,6 +36,7 @@ const (
 	NameBackendLoad  = "backend_load"
 	NameHealth       = "backend_health"
 	NameReached      = "reached"
+	NameSilences     = "silences"
 	NameRefusalDebt  = "refusal_debt"
 	NameTurns        = "turns"
 	NamePortCounts   = "port_counts"
@@ -94,6 +95,7 @@ var descriptions = []description{
 	{name: NameBackendLoad, state: true, content: "index of a backend id → live connections: sockets, flows of devices", writers: "datapath; the agent repairs"},
 	{name: NameHealth, state: true, content: "index of a backend id → when it last answered, what speaks against it since, until when it is passed over", writers: "datapath"},
 	{name: NameReached, state: true, content: "hash of a client and a service port → when the one last reached the other", writers: "datapath"},
+	{name: NameSilences, state: true, content: "hash of a service port → how many exchanges of datagrams usually begin before one is answered", writers: "datapath"},
 	{name: NameRefusalDebt, state: true, content: "hash of a service port → how many connections have to come until more refusals are hidden from clients", writers: "datapath"},
 	{name: NameTurns, state: true, content: "hash of a frontend → number of the next flow (algorithm `rr`)", writers: "datapath"},
 	{name: NamePortCounts, state: true, content: "index of a service port id → connections, bytes, hidden refusals, per CPU", writers: "datapath; the agent clears"},

@@ -380,6 +380,14 @@ struct {
 	__type(value, __u64);
 } sl_reached SEC(".maps");
 
+/* See enum silence. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SILENCE_WORDS);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_silences SEC(".maps");
+
 /* See enum refusal_debt. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

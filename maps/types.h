@@ -265,6 +265,14 @@ enum reached {
 };
 
 /*
+ * How many datagrams' exchanges with a backend of a service port begin without an answer before one is answered, by a
+ * hash of the port's id, which is the upper half of a word: see usual_silence in bpf/lib/health.h.
+ */
+enum silence {
+	SILENCE_WORDS = 4096,
+};
+
+/*
  * How many connections to a service port are yet to come until more refusals are hidden, by a hash of
  * its id, each for one of some groups of clients: see bpf/lib/refusal.h.
  */

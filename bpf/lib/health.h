@@ -59,6 +59,13 @@ volatile const bool config_resteer = false;
 #define EVIDENCE_RETRANSMIT 3
 #define REFUSALS_ENOUGH 4
 
+/*
+ * A silence of datagrams that is this many times as long as usual is none that was seen before, and an answer
+ * after a shorter one than usual takes this part of the difference away.
+ */
+#define SILENCE_UNUSUAL 8
+#define SILENCE_PART 32
+
 /* More evidence is not counted. */
 #define MAX_EVIDENCE 10000
 
@@ -266,6 +273,34 @@ static __always_inline bool are_several(__u32 clients)
 	return clients;
 }
 
+/* silence_at returns the word of sl_silences for a service port, or NULL. */
+static __always_inline __u64 *silence_at(__u32 service_port_id)
+{
+	__u32 at = (service_port_id & INDEX_MASK) % SILENCE_WORDS;
+
+	return bpf_map_lookup_elem(&sl_silences, &at);
+}
+
+/*
+ * usual_silence returns how many exchanges of datagrams with a backend of the service port begin before it answers one,
+ * at most of late: none, or few, where all want an answer, and many where some are requests and most are not. It
+ * is 0 for a port of another protocol.
+ */
+static __always_inline __u32 usual_silence(__u32 service_port_id)
+{
+	const __u64 *word = silence_at(service_port_id);
+
+	return word && *word >> 32 == service_port_id ? (__u32)*word : 0;
+}
+
+/* is_unusual reports whether the silence of a backend of the service port is far longer than those before. */
+static __always_inline bool is_unusual(const struct backend_health *h, __u32 service_port_id)
+{
+	__u32 usual = usual_silence(service_port_id);
+
+	return h->evidence >= MAX_EVIDENCE || h->evidence >= SILENCE_UNUSUAL * usual;
+}
+
 static __always_inline void forget_evidence(struct backend_health *h)
 {
 	h->evidence = 0;
@@ -286,7 +321,7 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 					 __u32 client, __u8 cause, __u32 weight, __u64 begun,
 					 __u64 now)
 {
-	bool several, reaches, silent, unreached, refuses;
+	bool several, reaches, unusual, silent, unreached, refuses;
 	__u32 times, bit = 1U << (client % CLIENT_BITS);
 	__u64 waited;
 
@@ -307,10 +342,15 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 	several = are_several(h->clients);
 	times = several ? 1 : 2;
 	waited = elapsed(now, h->unanswered);
-	silent = h->evidence_reaching >= times * EVIDENCE_ENOUGH && waited >= SILENCE;
-	unreached = h->evidence >= 2 * EVIDENCE_ENOUGH && waited >= LONG_SILENCE &&
+	unusual = is_unusual(h, service_port_id);
+	silent = unusual && h->evidence_reaching >= times * EVIDENCE_ENOUGH && waited >= SILENCE;
+	unreached = unusual && h->evidence >= 2 * EVIDENCE_ENOUGH && waited >= LONG_SILENCE &&
 		    are_several(h->clients & ~h->clients_reaching);
 	refuses = h->refusals >= times * REFUSALS_ENOUGH && reaches && cause >= HEALTH_REFUSED;
+	if (h->suspected && !unusual) { /* it was not known yet that such a silence is usual */
+		h->suspected = 0;
+		h->cleared = now;
+	}
 	if (h->suspected || (!silent && !unreached && !refuses))
 		return;
 	if (h->cleared && elapsed(now, h->cleared) < EPISODE_GAP) {
@@ -442,6 +482,28 @@ __noinline int note_success(__u32 backend_id, __u32 service_port_id, __u32 clien
 	if (reached && (*reached >> 32 != tag || (__s32)((__u32)word - (__u32)*reached) > 0))
 		*reached = word;
 	return 0;
+}
+
+/*
+ * note_datagram is note_success for a datagram of a backend that answers one of the client. It keeps how long a
+ * silence it has ended.
+ */
+__noinline int note_datagram(__u32 backend_id, __u32 service_port_id, __u32 client, __u64 begun,
+			     __u64 now)
+{
+	const struct backend_health *h = health_place(backend_id);
+	__u64 *word = silence_at(service_port_id);
+	__u32 usual, ended;
+
+	if (!config_heal || !h || !word)
+		return 0;
+	usual = usual_silence(service_port_id);
+	ended = h->id == backend_id ? h->evidence : 0;
+	if (ended < usual)
+		ended = usual - (usual - ended + SILENCE_PART - 1) / SILENCE_PART;
+	if (ended != usual)
+		*word = (__u64)service_port_id << 32 | ended;
+	return note_success(backend_id, service_port_id, client, begun, now);
 }
 
 #endif

@@ -166,7 +166,7 @@ static __always_inline void note_answer(struct sock_state *state, const struct s
 	if (!config_heal || state->answered || state->resteered || !has_received(sk))
 		return;
 	state->answered = 1;
-	note_success(state->backend_id, state->service_port_id, state->client, state->since, now);
+	note_datagram(state->backend_id, state->service_port_id, state->client, state->since, now);
 }
 
 /*

@@ -191,6 +191,9 @@ __noinline int note_first_answer(__u32 hook)
 	if (pkt->event == EVENT_RESET)
 		return note_refusal(f->backend_id, f->service_port_id, client, HEALTH_REFUSED,
 				    pkt->now);
+	if (f->proto == IPPROTO_UDP)
+		return note_datagram(f->backend_id, f->service_port_id, client, f->created,
+				     pkt->now);
 	return note_success(f->backend_id, f->service_port_id, client, f->created, pkt->now);
 }
 

@@ -12,6 +12,7 @@ enum step_op {
 	STEP_SUCCESS = 2,
 	STEP_FAILURE = 3,
 	STEP_RETRANSMIT = 4,
+	STEP_DATAGRAM = 5, /* of the backend: the answer to one of the client */
 };
 
 struct step {
@@ -62,6 +63,10 @@ int heal_step(struct __sk_buff *ctx)
 	case STEP_SUCCESS:
 		note_success(step.backend_id, pool->service_port_id, step.client, step.begun,
 			     step.now);
+		break;
+	case STEP_DATAGRAM:
+		note_datagram(step.backend_id, pool->service_port_id, step.client, step.begun,
+			      step.now);
 		break;
 	case STEP_FAILURE:
 		note_refusal(step.backend_id, pool->service_port_id, step.client, step.cause,
