@@ -222,6 +222,7 @@ func TestUDPFlowEnds(t *testing.T) {
 		name     string
 		answered bool
 		quiet    []time.Duration // pauses; after each, the backend says something, but not after the last
+		speaks   bool            // the backend, also after the last
 		gone     bool            // the backend, from the map
 		drains   bool            // from the slots
 		anew     bool
@@ -232,6 +233,7 @@ func TestUDPFlowEnds(t *testing.T) {
 		{name: "after 121 s", answered: true, quiet: []time.Duration{121 * second}, anew: true},
 		{name: "not while the backend speaks", answered: true, quiet: []time.Duration{100 * second, 100 * second, 100 * second}},
 		{name: "when the backend is gone", answered: true, quiet: []time.Duration{2 * second}, gone: true, anew: true},
+		{name: "when a backend is gone that goes on speaking", answered: true, quiet: []time.Duration{2 * second}, speaks: true, gone: true, anew: true},
 		{name: "when a backend that did not answer is gone", quiet: []time.Duration{2 * second}, gone: true, anew: true},
 		{name: "not when the backend drains", answered: true, quiet: []time.Duration{2 * second}, drains: true},
 	} {
@@ -245,7 +247,7 @@ func TestUDPFlowEnds(t *testing.T) {
 				}
 				for i, pause := range test.quiet {
 					w.wait(t, pause)
-					if i < len(test.quiet)-1 {
+					if i < len(test.quiet)-1 || test.speaks {
 						c.hears(t, udp(portPod, client))
 					}
 				}

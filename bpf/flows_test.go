@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket/layers"
+
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/test/lab"
 )
@@ -118,6 +120,9 @@ func (w *world) put(t testing.TB, e entry) {
 	}
 }
 
+// checkedShift is CHECKED_SHIFT.
+const checkedShift = 27
+
 // wait makes all entries older, as if time had passed without a packet.
 func (w *world) wait(t testing.TB, d time.Duration) {
 	t.Helper()
@@ -141,6 +146,9 @@ func (w *world) wait(t testing.TB, d time.Duration) {
 	for _, e := range w.entries(t) {
 		e.flow.LastSeen -= uint64(d)
 		e.flow.Created -= uint64(d)
+		if e.key.Proto == uint8(layers.IPProtocolUDP) && e.flow.Role == maps.FlowFromClient {
+			e.flow.Ack -= uint32(d >> checkedShift)
+		}
 		w.put(t, e)
 	}
 }

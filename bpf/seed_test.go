@@ -66,7 +66,7 @@ func TestHashSeed(t *testing.T) {
 						begun++
 					}
 					if text != "" {
-						mustBeFair(t, "of a client that does not know the seed", counts, sharesOf(make([]int32, len(to))))
+						lab.MustBeFair(t, "of a client that does not know the seed", counts, lab.Even(len(to)))
 					} else if counts[0] != flows {
 						t.Errorf("of %d flows, the backends get %v, want all at the first", flows, counts)
 					}

@@ -179,15 +179,14 @@ __noinline int sender_of(struct __sk_buff *ctx)
 
 /*
  * may_be_of_other reports whether the packet, which has the tuple of the foreign flow f, may be another host's: see
- * sender_of. Datagrams of an open flow are asked about once a second. Meanwhile, a client behind its device that has
- * this tuple has its answers by that flow.
+ * sender_of. Datagrams of an open flow are asked about once a second (is_due). Meanwhile, a client behind its device
+ * that has this tuple has its answers by that flow.
  */
 static __always_inline bool may_be_of_other(const struct packet *pkt, const struct flow *f,
 					    bool half_open)
 {
 	return f->role == FLOW_FROM_CLIENT && pkt->event == EVENT_OPEN &&
-	       (f->proto != IPPROTO_UDP || half_open ||
-		elapsed(pkt->now, f->last_seen) > REFRESH_NS);
+	       (f->proto != IPPROTO_UDP || half_open || is_due(f, pkt->now));
 }
 
 /*

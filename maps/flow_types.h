@@ -141,7 +141,11 @@ struct flow {
 	__u64 bytes; /* of packets that matched this entry, and are in no count yet */
 	/* 0 is unknown. TCP sequence numbers, in host byte order: */
 	__u32 end; /* of what this side has sent; SCTP: the tag of its packets */
-	__u32 ack; /* of what it has received, or is to receive first */
+	/*
+	 * Of what it has received, or is to receive first. UDP, of the client's packets: when one was last checked, see
+	 * checked_at in bpf/lib/flow.h.
+	 */
+	__u32 ack;
 };
 
 /* The kinds of flows that share the table of flows: see bpf/lib/flow.h. */

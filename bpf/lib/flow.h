@@ -67,6 +67,26 @@ static __always_inline bool has_share(__u8 proto)
 
 #define REFRESH_NS 1000000000ULL
 
+/* The unit of flow.ack of UDP is 2^CHECKED_SHIFT ns, and datagrams of a client are checked again after so many. */
+#define CHECKED_SHIFT 27
+#define CHECKED_FOR 7
+
+/* checked_at returns a time as flow.ack of UDP has it. */
+static __always_inline __u32 checked_at(__u64 now)
+{
+	return now >> CHECKED_SHIFT;
+}
+
+/*
+ * is_due reports whether the client's datagram is to be checked, as one is about once a second: whether the client and
+ * the backend of the open flow are what they were. The time that an answer was seen is no substitute, since
+ * answers may come all the time.
+ */
+static __always_inline bool is_due(const struct flow *f, __u64 now)
+{
+	return (__s32)(checked_at(now) - f->ack) > CHECKED_FOR;
+}
+
 static __always_inline void count_flows(__u32 what, __u32 entries)
 {
 	__u64 *n = bpf_map_lookup_elem(&sl_flow_counts, &what);

@@ -120,6 +120,8 @@ static __always_inline int put_entries(struct packet *pkt)
 		why = put_opening(FLOW_TO_BACKEND);
 	if (f->proto == IPPROTO_TCP)
 		f->end = pkt->tcp.end; /* the packet at hand is the first of this entry */
+	if (f->proto == IPPROTO_UDP)
+		f->ack = checked_at(pkt->now);
 	if (pkt->refused)
 		f->ending |= FLOW_REFUSED;
 	return why ?: put_opening(FLOW_FROM_CLIENT);

@@ -320,7 +320,7 @@ static __always_inline bool has_backend(const struct flow *f)
  * have. If one only seems to have reset it, the SYN goes to the backend, whose answer shows that: see reopen and
  * check_reset.
  */
-static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f, bool half_open)
+static __noinline bool starts_new_flow(struct packet *pkt, struct flow *f, bool half_open)
 {
 	__u64 limit = half_open ? config_udp_unanswered_ns : config_udp_idle_ns;
 	bool udp = f->proto == IPPROTO_UDP;
@@ -332,9 +332,11 @@ static __noinline bool starts_new_flow(struct packet *pkt, const struct flow *f,
 	if (half_open &&
 	    (!answers_of(pkt, f) || (is_masqueraded(f) && !entry_of(pkt, f, FLOW_FROM_BACKEND))))
 		return true;
-	idle = elapsed(pkt->now, f->last_seen);
-	if (udp && idle <= REFRESH_NS)
+	if (udp && !is_due(f, pkt->now))
 		return false;
+	if (udp)
+		f->ack = checked_at(pkt->now);
+	idle = elapsed(pkt->now, f->last_seen);
 	if (f->ending & FLOW_OVER || !has_backend(f))
 		return true;
 	if (udp && idle <= limit)
