@@ -244,7 +244,7 @@ func TestUnreachableIsHidden(t *testing.T) {
 				w.serve(t, service{at: []string{clusterIP}, to: test.backends})
 				former := w.try(t, test.place, layers.IPProtocolTCP, test.backends...)
 				former.errs(t).drops(maps.ReasonDropAbandoned)
-				if h, _ := w.maps.HealthOf(former.id); h.Refusals != 1 || h.Evidence != 0 || h.Answered != 0 {
+				if h, _ := w.maps.HealthOf(former.id); h.Refusals != 2 || h.Evidence != 0 || h.Answered != 0 {
 					t.Errorf("the backend that cannot be reached is %+v", h)
 				}
 				now := w.try(t, test.place, layers.IPProtocolTCP, test.backends...)

@@ -59,6 +59,9 @@ volatile const bool config_resteer = false;
 #define EVIDENCE_RETRANSMIT 3
 #define REFUSALS_ENOUGH 4
 
+/* A report that the host cannot be reached, which the network makes after a silence, is as many refusals. */
+#define REFUSALS_UNREACHABLE 2
+
 /*
  * A silence of datagrams that is this many times as long as usual is none that was seen before, and an answer
  * after a shorter one than usual takes this part of the difference away.
@@ -337,7 +340,8 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 	h->clients |= bit;
 	if (reaches)
 		h->clients_reaching |= bit;
-	h->refusals += cause >= HEALTH_REFUSED;
+	if (cause >= HEALTH_REFUSED)
+		h->refusals += cause == HEALTH_UNREACHABLE ? REFUSALS_UNREACHABLE : 1;
 
 	several = are_several(h->clients);
 	times = several ? 1 : 2;
