@@ -329,27 +329,38 @@ func TestEqualLooksIntoEndpoints(t *testing.T) {
 // An address at which an API server answers is no Service's that leads elsewhere, neither by an
 // external IP nor by a load balancer, whichever came first; other ports and protocols of it are.
 func TestAPIServersKeepTheirAddresses(t *testing.T) {
-	server := sliceOf("kubernetes", "kubernetes", endpoint("192.0.2.1"))
+	t.Run("IPv4", func(t *testing.T) { testAPIServersKeep(t, IPv4, "192.0.2.1", "192.0.2.2", "10.0.0.1") })
+	t.Run("IPv6", func(t *testing.T) { testAPIServersKeep(t, IPv6, "2001:db8::1", "2001:db8::2", "fd00:1::1") })
+}
+
+func testAPIServersKeep(t *testing.T, family Family, address, other, pod string) {
+	t.Helper()
+	sliceOf := func(service, name string, endpoints ...Endpoint) EndpointSlice {
+		s := sliceOf(service, name, endpoints...)
+		s.Family = family
+		return s
+	}
+	server := sliceOf("kubernetes", "kubernetes", endpoint(address))
 	server.Service, server.Name.Namespace = KubernetesService, KubernetesService.Namespace
 	server.Ports[0].Port = 6443
-	const at = "192.0.2.1:6443"
+	at := netip.AddrPortFrom(ip(address), 6443).String()
 
 	external := func(s *Service) {
-		s.ExternalIPs = ips("192.0.2.1", "192.0.2.2")
+		s.ExternalIPs = ips(address, other)
 		s.Ports = []ServicePort{{"http", TCP, 6443, 0}, {"http", UDP, 6443, 0}, {"other", TCP, 80, 0}}
 	}
 	balancer := func(s *Service) {
-		s.Type, s.LoadBalancers = LoadBalancer, vips("192.0.2.1")
+		s.Type, s.LoadBalancers = LoadBalancer, vips(address)
 		s.Ports = []ServicePort{{"http", TCP, 6443, 0}}
 	}
 	s := NewState(testNode)
-	s.SetService(service("external", external))
-	s.SetService(service("balancer", balancer))
-	s.SetService(service("empty", balancer))
-	s.SetService(service("front", balancer)) // a load balancer in front of the API servers
-	s.SetSlice(sliceOf("external", "external", endpoint("10.0.0.1")))
-	s.SetSlice(sliceOf("balancer", "balancer", endpoint("192.0.2.1"), endpoint("10.0.0.1")))
-	front := sliceOf("front", "front", endpoint("192.0.2.1"))
+	s.SetService(service("external", dualStack, external))
+	s.SetService(service("balancer", dualStack, balancer))
+	s.SetService(service("empty", dualStack, balancer))
+	s.SetService(service("front", dualStack, balancer)) // a load balancer in front of the API servers
+	s.SetSlice(sliceOf("external", "external", endpoint(pod)))
+	s.SetSlice(sliceOf("balancer", "balancer", endpoint(address), endpoint(pod)))
+	front := sliceOf("front", "front", endpoint(address))
 	front.Ports[0].Port = 6443
 	s.SetSlice(front)
 	s.Touched()
@@ -366,7 +377,7 @@ func TestAPIServersKeepTheirAddresses(t *testing.T) {
 		if got := slices.Contains(keys, at+"/TCP"); got != has {
 			t.Errorf("%s has %s: %v, want %v", service, at, got, has)
 		}
-		if service == "external" && !(slices.Contains(keys, at+"/UDP") && slices.Contains(keys, "192.0.2.1:80/TCP") && slices.Contains(keys, "192.0.2.2:6443/TCP")) {
+		if service == "external" && !(slices.Contains(keys, at+"/UDP") && slices.Contains(keys, netip.AddrPortFrom(ip(address), 80).String()+"/TCP") && slices.Contains(keys, netip.AddrPortFrom(ip(other), 6443).String()+"/TCP")) {
 			t.Errorf("%s has %v: too few", service, keys)
 		}
 		if got := strings.Contains(fmt.Sprint(r.Problems), at+" is not in use: an API server answers there"); got != told {
