@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,8 @@ const (
 	// scanInterval is how often the directory is scanned while it changes, and always where the kernel does not report
 	// changes. A file must not have changed for one interval before it is read, because most files are not written at once.
 	scanInterval = 200 * time.Millisecond
+	// scanBytes is how much one scan reads, unless a single file has more: some 100 ms of work.
+	scanBytes = 1 << 20
 	// activeTime is how long after a change the directory is scanned.
 	activeTime = 3 * scanInterval
 	// restInterval is how often it is scanned otherwise: file systems of a network report no changes of other hosts.
@@ -70,6 +73,7 @@ type Manifests struct {
 type manifest struct {
 	version fileVersion // as of the last scan
 	read    bool        // this version has been read
+	late    bool        // a scan has left it to the next one
 
 	// objects are those of the last good version, in the order of the file, without
 	// those that no Watcher would select.
@@ -188,7 +192,8 @@ func (m *Manifests) Silence() map[string]time.Duration { return nil }
 
 // scan reads the files that have changed, and applies the changes. A file whose version is
 // not that of the last scan may still be written to: it is read at the next scan, unless
-// now is set.
+// now is set. So are files that are too much for one scan: the smaller ones come first, as nothing is in force before all
+// of them are read, and one that was left to this scan always has its turn.
 func (m *Manifests) scan(now bool) {
 	entries, err := os.ReadDir(m.cfg.Dir)
 	if err != nil {
@@ -200,7 +205,7 @@ func (m *Manifests) scan(now bool) {
 	}
 
 	found := map[string]bool{}
-	changed := false
+	var due []string
 	m.unread = false
 	for _, entry := range entries {
 		name := entry.Name()
@@ -235,18 +240,28 @@ func (m *Manifests) scan(now bool) {
 				continue
 			}
 		}
-		if file.read {
+		if !file.read {
+			due = append(due, name)
+		}
+	}
+	slices.SortStableFunc(due, func(a, b string) int { return cmp.Compare(m.files[a].version.size, m.files[b].version.size) })
+	changed, left, lateOne := len(due) > 0, int64(scanBytes), false
+	for i, name := range due {
+		file := m.files[name]
+		if left -= file.version.size; left < 0 && i > 0 && !now && (lateOne || !file.late) {
+			file.late, m.unread = true, true
 			continue
 		}
-		content, err := os.ReadFile(path)
+		lateOne = lateOne || file.late
+		file.late = false
+		content, err := os.ReadFile(filepath.Join(m.cfg.Dir, name))
 		if err == nil {
 			// The clock of files is coarse: one that has just been written may change again
 			// and keep its version.
-			file.read = !now || time.Since(time.Unix(version.status.Unix())) > scanInterval
+			file.read = !now || time.Since(time.Unix(file.version.status.Unix())) > scanInterval
 			m.unread = m.unread || !file.read
 		}
 		file.parse(name, content, err, m.cfg.NodeName)
-		changed = true
 	}
 	for name := range m.files {
 		if !found[name] {

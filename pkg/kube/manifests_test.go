@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,6 +48,54 @@ func TestManifestScripts(t *testing.T) {
 			},
 		},
 	})
+}
+
+// A small manifest does not wait for large ones that change with it, and none of these waits for ever.
+func TestLargeManifestsAreReadInTurns(t *testing.T) {
+	dir := t.TempDir()
+	sink := newRecorder()
+	m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
+	lab.Must(t, err)
+	m.scan(true)
+	write := func(name string, size int) {
+		text := serviceYAML(name, "10.96.0.1")
+		mustWrite(t, filepath.Join(dir, name+".yaml"), text+"# "+strings.Repeat("x", size)+"\n")
+	}
+	scan := func() map[string]bool {
+		m.scan(false)
+		set := make(map[string]bool)
+		for _, call := range sink.take() {
+			if name, is := strings.CutPrefix(strings.Fields(call)[2], "default/"); is && !strings.HasPrefix(name, "other") {
+				set[name] = true
+			}
+		}
+
+		return set
+	}
+	for i := range 4 {
+		write(fmt.Sprintf("large-%d", i), 600<<10)
+	}
+	write("small", 0)
+	if set := scan(); len(set) > 0 {
+		t.Fatalf("%v are read while they are written", set)
+	}
+	if set := scan(); !set["small"] || len(set) != 2 {
+		t.Fatalf("a scan reads %v, want the small one and a large one", set)
+	}
+	// Others take all that a scan reads, all the time.
+	late := make(map[string]bool)
+	for n := range 10 {
+		for i := range 3 {
+			write(fmt.Sprintf("other-%d", 3*(n%2)+i), 400<<10)
+		}
+		maps.Copy(late, scan())
+	}
+	if len(late) != 3 {
+		t.Errorf("of the three that are left, %v were read", late)
+	}
+	if !m.unread {
+		t.Error("those that are left are not known to be unread")
+	}
 }
 
 func TestManifestsFollow(t *testing.T) {
