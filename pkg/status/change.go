@@ -65,8 +65,8 @@ type TriedEndpoint struct {
 	Connections int    `json:"connections"` // of this node's clients, at this moment
 }
 
-// Tried is what an agent knows of a change: the Services that it concerns, and which of their new frontends other Services have.
-type Tried struct {
+// TrialInput is what an agent knows of a change: the Services that it concerns, and which Services have their new frontends.
+type TrialInput struct {
 	Node     *lb.Node
 	Outcomes []lb.Outcome
 	Owners   map[lb.FrontendKey]Owner
@@ -80,7 +80,7 @@ type Owner struct {
 }
 
 // trial returns what a change would make of Services. The maps have the connections.
-func (t Tried) trial(ctx context.Context, m *maps.Tables) (Trial, error) {
+func (t TrialInput) trial(ctx context.Context, m *maps.Tables) (Trial, error) {
 	trial := Trial{Node: t.Node.Name, Zone: t.Node.Zone, Services: []TriedService{}, Problems: t.Problems}
 	var known *states
 	for _, outcome := range t.Outcomes {
@@ -120,7 +120,7 @@ func resolved(s lb.Snapshot) lb.Resolution {
 	return s.Resolve()
 }
 
-// tryOne compares a Service before and after a change, without its connections. Owners are the other Services that have its new
+// tryOne compares a Service before and after a change, without its connections. Owners are the Services that have its new
 // frontends.
 func tryOne(o lb.Outcome, before, after lb.Resolution, owners map[lb.FrontendKey]Owner) TriedService {
 	tried := TriedService{
@@ -205,7 +205,7 @@ func tryFrontends(before, after lb.Resolution, owners map[lb.FrontendKey]Owner) 
 		former, existed := was[inside.Key]
 		if !existed {
 			f := add(inside, comes)
-			if owner, taken := owners[inside.Key]; taken {
+			if owner, taken := owners[inside.Key]; taken && owner.Service != inside.Port.Service {
 				f.Contested, f.Yields = owner.Service.String(), owner.Yields
 			}
 		} else if changes := differences(former.inside, inside, former.outside, outside); changes != "" {

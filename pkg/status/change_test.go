@@ -125,7 +125,7 @@ func TestTrial(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			tables := maps.NewFakes(100).Tables
-			tried := Tried{Node: &lb.Node{Name: "node-1"}, Owners: test.owners}
+			tried := TrialInput{Node: &lb.Node{Name: "node-1"}, Owners: test.owners}
 			tried.Outcomes = test.change.Outcomes(tried.Node, []lb.Snapshot{snapshotOf(web(), webSlice())})
 			trial, err := tried.trial(t.Context(), &tables)
 			lab.Must(t, err)
@@ -133,6 +133,33 @@ func TestTrial(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
+	}
+}
+
+// The connections that a change costs are those to endpoints that go, each counted once, however many traffic policies list it.
+func TestTrialCountsConnections(t *testing.T) {
+	fakes := maps.NewFakes(100)
+	lab.Must(t, fakes.ServicePorts.Put(1, maps.ServicePortOf("ns", "web", "http", uint8(lb.TCP), uint8(lb.IPv4))))
+	live := map[string]int{"10.0.1.10:8080": 3, "10.0.1.9:8080": 5, "10.0.1.11:8080": 7}
+	place := uint32(0)
+	for addr, sockets := range live {
+		place++
+		mustPut(t, fakes.Backends, place, maps.BackendOf(place, 1, netip.MustParseAddrPort(addr), 0))
+		mustPut(t, fakes.Loads.Array, place, maps.BackendLoad{Sockets: int32(sockets)})
+	}
+	slice := *webSlice()
+	slice.Endpoints = slice.Endpoints[:1]
+	change, node := lb.Change{Slices: []lb.EndpointSlice{slice}}, &lb.Node{Name: "node-1"}
+	tried := TrialInput{Node: node, Outcomes: change.Outcomes(node, []lb.Snapshot{snapshotOf(web(), webSlice())})}
+	trial, err := tried.trial(t.Context(), &fakes.Tables)
+	lab.Must(t, err)
+	if len(trial.Services) != 1 || trial.Services[0].Connections != 5+7 {
+		t.Fatalf("it costs %+v, want the connections of the two endpoints that go", trial.Services)
+	}
+	for _, e := range trial.Services[0].Endpoints {
+		if want := live[e.Address.String()]; e.Connections != want {
+			t.Errorf("%s has %d connections by %s, want %d", e.Address, e.Connections, e.Policy, want)
+		}
 	}
 }
 

@@ -54,7 +54,7 @@ type Server struct {
 	Status func(context.Context) (Status, error)
 	Model  func(context.Context) (Model, error)
 	// Try returns what is known of a change: a manifest, as the agent's package kube reads it. If deleted is set, the cluster would have its objects no more.
-	Try    func(ctx context.Context, content []byte, deleted bool) (Tried, error)
+	Try    func(ctx context.Context, content []byte, deleted bool) (TrialInput, error)
 	Tables maps.Tables
 
 	streams chan struct{} // holds the answer in parts that is being made
