@@ -103,13 +103,15 @@ func (m *monitoring) mustPrint(t testing.TB, want string) monitor.Event {
 func TestMonitor(t *testing.T) {
 	s := mustTestbed(t)
 	backend := s.Local()[0]
+	// Before clients wait for endpoints of web: their refusals are many, and of those only some are kept.
+	empty := s.CreateService(t, "empty")
+	nowhere := scene.At(empty.Spec.ClusterIPs[0], 80)
+	scene.MustFail(t, s.Node.To("tcp", nowhere), scene.Rejected)
 	web := s.CreateService(t, "web", scene.NodePort)
 	s.SetEndpoints(t, "web", scene.ReadyAll(backend)...)
-	empty := s.CreateService(t, "empty")
-	at, nowhere := scene.At(web.Spec.ClusterIPs[0], 80), scene.At(empty.Spec.ClusterIPs[0], 80)
+	at := scene.At(web.Spec.ClusterIPs[0], 80)
 	nodePort := scene.At(s.Lab.Nodes[0].IPv4.String(), web.Spec.Ports[0].NodePort)
 	scene.MustReach(t, s.Pod.To("tcp", at), backend.Name)
-	scene.MustFail(t, s.Node.To("tcp", nowhere), scene.Rejected)
 	all, of := mustMonitor(t, s), mustMonitor(t, s, "--service", "empty", "--refused", "--since", "10m")
 	name := web.Namespace + "/web:" + web.Spec.Ports[0].Name
 	refused := "refused reject_no_backend " + empty.Namespace + "/empty:" + empty.Spec.Ports[0].Name
