@@ -38,7 +38,7 @@ func ParseUDPMode(text string) (UDPMode, error) {
 }
 
 // AgentMark is the mark (SO_MARK) with which a TCP socket of the node's own namespace is left alone when it connects. The
-// program of the hook takes it off, so that it does not lead the packets.
+// program of the hook takes it off at an address of Services. Elsewhere who set it does, once the socket is connected.
 const AgentMark = int(sockAgentMarkAGENT_MARK)
 
 // SeedOf returns the seed of hashes that follows from a text, zero from none: then clients can know what is chosen by a

@@ -15,7 +15,7 @@ import (
 type sockAgentMark uint32
 
 const (
-	sockAgentMarkAGENT_MARK sockAgentMark = 20942
+	sockAgentMarkAGENT_MARK sockAgentMark = 4176
 )
 
 type sockUdpMode uint32

@@ -225,9 +225,14 @@ static __always_inline bool is_left_alone(struct bpf_sock_addr *ctx, bool v6,
 		    is_admitted_by_device_v4(ctx, pool->service_port_id);
 }
 
-/* The mark of a socket of the agent that is left alone; no packet carries it. */
+/*
+ * The mark of a socket of the agent that is left alone while it connects. The first packets to an
+ * address that is no Service's carry it, so it has none of the bits by which others match: 0x2000,
+ * 0x4000 and 0x8000 (host ports of CNI, kube-proxy, kubelet), 0x80 (VPC CNI of AWS), 0xf00 (Cilium),
+ * 0xffff0000 (Calico), and the lowest, by which people mark first.
+ */
 enum agent_mark {
-	AGENT_MARK = 0x51ce,
+	AGENT_MARK = 0x1050,
 };
 
 /*

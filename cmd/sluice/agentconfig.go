@@ -76,12 +76,16 @@ func (f *agentFlags) agentConfig(where *places, s *settings, log *slog.Logger) (
 	return cfg, nil
 }
 
-// setApart makes programs leave a connection of the agent alone. A process that may not, as a dry run of an ordinary user,
-// is translated like others.
-func setApart(socket syscall.RawConn) error {
+// setApart makes programs leave a connection of the agent alone, or ends that. A process that may not, as a dry run of an
+// ordinary user, is translated like others.
+func setApart(socket syscall.RawConn, apart bool) error {
+	mark := 0
+	if apart {
+		mark = bpf.AgentMark
+	}
 	var failed error
 	err := socket.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, bpf.AgentMark)
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark)
 	})
 	if errors.Is(failed, unix.EPERM) {
 		failed = nil

@@ -201,7 +201,7 @@ func TestClusterIPOfNode(t *testing.T) {
 }
 
 // A connection of the agent is left alone at an address that is a Service's as well, and carries no mark: TCP sockets of the
-// node's own namespace alone.
+// node's own namespace alone. At an address that is no Service's, the agent takes the mark off itself.
 func TestConnectionOfTheAgent(t *testing.T) {
 	w := newWorld(t)
 	w.needsNode(t)
@@ -223,6 +223,7 @@ func TestConnectionOfTheAgent(t *testing.T) {
 		{"translated with another mark", "tcp4", w.v4(2), w.host(t), 0x4000, false},
 		{"translated in a pod", "tcp4", w.v4(2), w.pod(t), bpf.AgentMark, false},
 		{"translated over UDP", "udp4", w.v4(2), w.host(t), bpf.AgentMark, false},
+		{"marked at an address that is no Service's", "tcp4", w.v4(0), w.host(t), bpf.AgentMark, false},
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
 			socket, err := test.from.Socket(test.network)

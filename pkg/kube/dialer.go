@@ -32,22 +32,26 @@ const (
 // failed, the next is set apart from Services, and so on by turns: what an earlier agent has programmed for the address
 // may lead elsewhere, or to endpoints that have gone, and only an agent that reaches the API server mends it.
 type Dialer struct {
-	// setApart makes programs leave a connection alone that is about to begin.
-	setApart func(syscall.RawConn) error
+	// setApart makes programs leave a connection alone that is about to begin, or ends that once it has begun.
+	setApart func(socket syscall.RawConn, apart bool) error
 	// dialed is called before a connection begins. [NewWatcher] sets it.
 	dialed func(netip.AddrPort)
 	// silence, minLife and maxQuiet are the constants, but for tests.
 	silence, minLife, maxQuiet time.Duration
 
 	apart atomic.Bool // the next connection is
+
+	mu   sync.Mutex
+	open map[bool]int // connections, by whether they are apart
 }
 
 // NewDialer returns a Dialer for one Watcher. SetApart is called with sockets that are about to connect, and that
-// programs have to leave alone.
-func NewDialer(setApart func(syscall.RawConn) error) *Dialer {
+// programs have to leave alone, and again with false once they are connected.
+func NewDialer(setApart func(socket syscall.RawConn, apart bool) error) *Dialer {
 	return &Dialer{
 		setApart: setApart, dialed: func(netip.AddrPort) {},
 		silence: maxSilence, minLife: minLife, maxQuiet: maxQuiet,
+		open: make(map[bool]int),
 	}
 }
 
@@ -61,7 +65,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 				d.dialed(netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port()))
 			}
 			if apart {
-				return d.setApart(socket)
+				return d.setApart(socket, true)
 			}
 
 			return nil
@@ -78,8 +82,33 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 
 		return nil, err
 	}
+	if apart {
+		if err := d.join(c); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+	}
+	d.count(apart, 1)
 
 	return &conn{Conn: c, dialer: d, apart: apart, begun: time.Now()}, nil
+}
+
+// join ends what set a connection apart, so that nothing about its packets differs from those of others.
+func (d *Dialer) join(c net.Conn) error {
+	socket, err := c.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return err
+	}
+
+	return d.setApart(socket, false)
+}
+
+// count adds n to the open connections that are apart, or are not, and returns how many there are.
+func (d *Dialer) count(apart bool, n int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open[apart] += n
+
+	return d.open[apart]
 }
 
 // conn is a connection that knows when it was last heard from.
@@ -89,13 +118,19 @@ type conn struct {
 	apart  bool // from Services
 	begun  time.Time
 	after  atomic.Int64 // what of the time since begun had passed when something was read last
+	closed sync.Once
 }
 
-// Close implements [net.Conn].
+// Close implements [net.Conn]. HTTP/2 closes at once what it does not need: connections that began together with the one
+// which it uses. Their short life shows nothing.
 func (c *conn) Close() error {
-	if d := c.dialer; time.Since(c.begun) < d.minLife || time.Since(c.heard()) > d.maxQuiet {
-		d.apart.CompareAndSwap(c.apart, !c.apart)
-	}
+	c.closed.Do(func() {
+		d := c.dialer
+		others := d.count(c.apart, -1)
+		if time.Since(c.begun) < d.minLife && others == 0 || time.Since(c.heard()) > d.maxQuiet {
+			d.apart.CompareAndSwap(c.apart, !c.apart)
+		}
+	})
 
 	return c.Conn.Close()
 }

@@ -6,11 +6,14 @@ import (
 	"net"
 	"os"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/kubernetes"
+
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
@@ -141,9 +144,9 @@ func TestConnectionsTakeTurnsBesideServices(t *testing.T) {
 		"not wanted any more":      {closed, cancelled, time.Hour, 0, false},
 	} {
 		t.Run("it is "+name, func(t *testing.T) {
-			apart := false
-			dialer := NewDialer(func(syscall.RawConn) error {
-				apart = true
+			apart, marked := false, false
+			dialer := NewDialer(func(_ syscall.RawConn, begins bool) error {
+				apart, marked = true, begins
 
 				return nil
 			})
@@ -154,6 +157,9 @@ func TestConnectionsTakeTurnsBesideServices(t *testing.T) {
 				c, err := dialer.DialContext(test.ctx, "tcp", test.to.Addr().String())
 				if err == nil {
 					lab.Must(t, c.Close())
+					if marked {
+						t.Errorf("connection %d is set apart once it has begun", try)
+					}
 				}
 				if apart != want {
 					t.Errorf("connection %d is set apart: %t, want %t", try, apart, want)
@@ -161,5 +167,32 @@ func TestConnectionsTakeTurnsBesideServices(t *testing.T) {
 				want = want != test.turns
 			}
 		})
+	}
+}
+
+// The resources of a Watcher dial at once, and HTTP/2 closes all connections but the one that it uses: none has failed.
+func TestConnectionsThatAreNotNeededHaveNotFailed(t *testing.T) {
+	api, sink := newSecureAPI(t), newRecorder()
+	cfg := api.config(t, sink)
+	var dials atomic.Int32
+	several := make(chan struct{})
+	client := api.access(t, cfg.Dialer)
+	client.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if dials.Add(1) == 2 {
+			close(several)
+		}
+		<-several
+
+		return cfg.Dialer.DialContext(ctx, network, address)
+	}
+	var err error
+	cfg.Client, err = kubernetes.NewForConfig(client)
+	lab.Must(t, err)
+	w := mustWatch(t, cfg)
+	mustClose(t, "Synced", w.Synced())
+	mustClose(t, "NodeSynced", w.NodeSynced())
+	lab.Eventually(t, "all connections but one are closed", func() bool { return cfg.Dialer.count(false, 0) == 1 })
+	if cfg.Dialer.apart.Load() {
+		t.Errorf("after %d connections at once, of which one works, the next one is set apart", dials.Load())
 	}
 }

@@ -118,7 +118,7 @@ func (f *fakeAPI) stop(t *testing.T) {
 
 func (f *fakeAPI) config(t *testing.T, sink Sink) Config {
 	t.Helper()
-	dialer := NewDialer(func(syscall.RawConn) error { return nil })
+	dialer := NewDialer(func(syscall.RawConn, bool) error { return nil })
 	client, err := kubernetes.NewForConfig(f.access(t, dialer))
 	lab.Must(t, err)
 	return Config{
