@@ -114,8 +114,8 @@ const restTime = 2 * time.Second
 // loop applies queued changes and timers until ctx ends. It takes turns with goroutines that
 // apply the changes which they bring themselves ([queue.Queue.Flush]).
 func (a *agent) loop(ctx context.Context) error {
-	drift := time.NewTicker(cmp.Or(a.cfg.DriftInterval, 10*time.Minute))
-	defer drift.Stop()
+	driftCheck := time.NewTicker(cmp.Or(a.cfg.DriftInterval, 10*time.Minute))
+	defer driftCheck.Stop()
 	due := time.NewTimer(0)
 	defer due.Stop()
 	impaired := time.NewTicker(impairedInterval)
@@ -167,7 +167,7 @@ func (a *agent) loop(ctx context.Context) error {
 			a.queue.Enqueue(func(m *model) { m.here.StopWaiting() })
 		case <-due.C:
 			act = a.retry
-		case <-drift.C:
+		case <-driftCheck.C:
 			act = func() { a.compare(ctx) }
 		case <-impaired.C:
 			act = func() { a.reportImpaired(ctx) }
@@ -244,8 +244,9 @@ func pruneAddrs(queue *queue.Queue[*model], writer *reconcile.Reconciler, inUse 
 
 // drift is the state of the comparisons of the maps with what was written to them.
 type drift struct {
-	compares bool      // one is being made
-	rests    time.Time // none begins before
+	compares bool           // one is being made
+	rests    time.Time      // none begins before
+	over     *metrics.Round // of one that has ended in this turn
 }
 
 // driftRest is how many times as long as a comparison took the next one does not begin, so that they take less than a
@@ -269,9 +270,13 @@ func (a *agent) compare(ctx context.Context) {
 	}()
 }
 
-// compared reports what a comparison that began at a time has found.
+// compared reports what a comparison that began at a time has found. Its round is not over before the changes that came
+// in the same turn are programmed.
 func (a *agent) compared(c *reconcile.Comparison, begin time.Time) {
-	a.drift = drift{rests: time.Now().Add(driftRest * time.Since(begin))}
+	a.drift = drift{
+		rests: time.Now().Add(driftRest * time.Since(begin)),
+		over:  &metrics.Round{Begin: begin, Full: true, Failed: len(c.Errs) > 0, Programmed: a.isProgrammed},
+	}
 	if len(c.Errs) > 0 {
 		a.cfg.Log.Error("drift check", "error", errors.Join(c.Errs...))
 	}
@@ -279,7 +284,17 @@ func (a *agent) compared(c *reconcile.Comparison, begin time.Time) {
 		a.metrics.Mended(d.Map)
 		a.cfg.Log.Warn("a map was not as programmed; mended", "map", d.Map, "entry", d.Key, "problem", d.Problem)
 	}
-	a.metrics.Done(metrics.Round{Begin: begin, Full: true, Failed: len(c.Errs) > 0 || a.writer.Due(), Programmed: a.isProgrammed})
+}
+
+// endComparison measures a comparison that has ended in this turn.
+func (a *agent) endComparison() {
+	r := a.drift.over
+	if r == nil {
+		return
+	}
+	a.drift.over = nil
+	r.Failed = r.Failed || a.writer.Due()
+	a.metrics.Done(*r)
 }
 
 // graceInterval is the least time from the start of one grace period to that of the next, so

@@ -211,7 +211,7 @@ func TestMeasuresNoLocalEndpoints(t *testing.T) {
 	m.check("when the Service is gone", "sync_proxy_rules_no_local_endpoints_total", internal, 0)
 }
 
-// What is put right is counted.
+// What is put right is counted. A change that comes in the turn in which this ends is measured when it is in force.
 func TestMeasuresDrift(t *testing.T) {
 	m := newMeasured(t)
 	m.compare(t.Context())
@@ -226,8 +226,13 @@ func TestMeasuresDrift(t *testing.T) {
 	begin, comparison := time.Now(), m.writer.Compare(true)
 	for range comparison.Steps() {
 	}
-	m.compared(comparison, begin)
+	m.now = m.now.Add(time.Minute)
+	m.fakes.Observe(func(string, string) error { return errors.New("no") }, nil)
+	m.setSlice("web-1", "10.0.1.7", m.now)
+	m.queue.Enqueue(func(*model) { m.compared(comparison, begin) })
+	m.processQueue()
 	m.check("after the check", "sync_full_proxy_rules_duration_seconds", ipv4, 2)
+	m.check("of a change that is not in force", latency, ipv4, 0)
 	registry, err := metrics.NewRegistry(m.metrics)
 	lab.Must(t, err)
 	if n := scraped(t, registry, "sluice_map_mended_total", map[string]string{"map": maps.NameFrontendIDs}); n != 1 {

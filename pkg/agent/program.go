@@ -15,6 +15,7 @@ func (a *agent) processQueue() {
 	a.queue.Apply(a.model)
 	if a.synced {
 		a.measure(metrics.Round{}, a.program)
+		a.endComparison()
 	} else {
 		a.programNode()
 	}
