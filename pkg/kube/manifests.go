@@ -73,7 +73,7 @@ type Manifests struct {
 type manifest struct {
 	version fileVersion // as of the last scan
 	read    bool        // this version has been read
-	late    bool        // a scan has left it to the next one
+	late    int         // how many scans have left it to the next one
 
 	// objects are those of the last good version, in the order of the file, without
 	// those that no Watcher would select.
@@ -191,9 +191,10 @@ func (m *Manifests) PodsSynced() <-chan struct{} { return m.synced }
 func (m *Manifests) Silence() map[string]time.Duration { return nil }
 
 // scan reads the files that have changed, and applies the changes. A file whose version is
-// not that of the last scan may still be written to: it is read at the next scan, unless
+// not that of the last scan may still be written to, or renamed: it is read at the next scan, unless
 // now is set. So are files that are too much for one scan: the smaller ones come first, as nothing is in force before all
-// of them are read, and one that was left to this scan always has its turn.
+// of them are read, and the one that was left to the most scans always has its turn. No object goes meanwhile: it may
+// have moved to a file that is left.
 func (m *Manifests) scan(now bool) {
 	entries, err := os.ReadDir(m.cfg.Dir)
 	if err != nil {
@@ -245,15 +246,21 @@ func (m *Manifests) scan(now bool) {
 		}
 	}
 	slices.SortStableFunc(due, func(a, b string) int { return cmp.Compare(m.files[a].version.size, m.files[b].version.size) })
-	changed, left, lateOne := len(due) > 0, int64(scanBytes), false
+	latest := ""
+	for _, name := range due {
+		if n := m.files[name].late; n > 0 && (latest == "" || n > m.files[latest].late) {
+			latest = name
+		}
+	}
+	changed, left, complete := len(due) > 0, int64(scanBytes), true
 	for i, name := range due {
 		file := m.files[name]
-		if left -= file.version.size; left < 0 && i > 0 && !now && (lateOne || !file.late) {
-			file.late, m.unread = true, true
+		if left -= file.version.size; left < 0 && i > 0 && !now && name != latest {
+			file.late++
+			complete, m.unread = false, true
 			continue
 		}
-		lateOne = lateOne || file.late
-		file.late = false
+		file.late = 0
 		content, err := os.ReadFile(filepath.Join(m.cfg.Dir, name))
 		if err == nil {
 			// The clock of files is coarse: one that has just been written may change again
@@ -263,15 +270,19 @@ func (m *Manifests) scan(now bool) {
 		}
 		file.parse(name, content, err, m.cfg.NodeName)
 	}
-	for name := range m.files {
-		if !found[name] {
+	for name, file := range m.files {
+		switch {
+		case found[name]:
+		case !now && file.version != fileVersion{}: // it may be renamed to one that is read at the next scan
+			file.version, file.read, m.unread = fileVersion{}, false, true
+		default:
 			delete(m.files, name)
 			m.report(filepath.Join(m.cfg.Dir, name), nil)
 			changed = true
 		}
 	}
 	if changed {
-		m.apply()
+		m.apply(complete)
 	}
 	m.report(m.cfg.Dir, m.folderProblems(entries))
 }
@@ -288,8 +299,9 @@ func (m *Manifests) folderProblems(entries []fs.DirEntry) []lb.Problem {
 	}}
 }
 
-// apply reports the differences between the objects of the files and those in force.
-func (m *Manifests) apply() {
+// apply reports the differences between the objects of the files and those in force. Unless the files are complete, those
+// that no file has stay in force.
+func (m *Manifests) apply(complete bool) {
 	next := make(map[key]runtime.Object, len(m.inForce))
 	owner := make(map[key]string, len(m.inForce))
 	for _, name := range slices.Sorted(maps.Keys(m.files)) {
@@ -309,8 +321,12 @@ func (m *Manifests) apply() {
 		m.report(filepath.Join(m.cfg.Dir, name), problems)
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(m.inForce), key.compare) {
-		if next[k] == nil {
+		switch {
+		case next[k] != nil:
+		case complete:
 			m.tracker.remove(k)
+		default:
+			next[k] = m.inForce[k]
 		}
 	}
 	m.tracker.flush()

@@ -86,7 +86,7 @@ func TestLargeManifestsAreReadInTurns(t *testing.T) {
 	late := make(map[string]bool)
 	for n := range 10 {
 		for i := range 3 {
-			write(fmt.Sprintf("other-%d", 3*(n%2)+i), 400<<10)
+			write(fmt.Sprintf("other-%d", 3*(n%4)+i), 400<<10)
 		}
 		maps.Copy(late, scan())
 	}
@@ -95,6 +95,46 @@ func TestLargeManifestsAreReadInTurns(t *testing.T) {
 	}
 	if !m.unread {
 		t.Error("those that are left are not known to be unread")
+	}
+}
+
+// An object that moves to another file is never gone, however late that is read.
+func TestObjectsMoveBetweenManifests(t *testing.T) {
+	for name, move := range map[string]func(t *testing.T, from, to string){
+		"renamed": mustRename,
+		"from a removed file to a large one": func(t *testing.T, from, to string) {
+			mustRemove(t, from)
+			mustWrite(t, to, serviceYAML("web", "10.96.0.1")+"# "+strings.Repeat("x", scanBytes)+"\n")
+		},
+		"from a small file to a large one": func(t *testing.T, from, to string) {
+			mustWrite(t, from, serviceYAML("stays", "10.96.0.2"))
+			mustWrite(t, to, serviceYAML("web", "10.96.0.1")+"# "+strings.Repeat("x", scanBytes)+"\n")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, sink := t.TempDir(), newRecorder()
+			m, err := NewManifests(ManifestsConfig{Dir: dir, NodeName: "node1", Sink: sink})
+			lab.Must(t, err)
+			from, to := filepath.Join(dir, "from.yaml"), filepath.Join(dir, "to.yaml")
+			mustWrite(t, from, serviceYAML("web", "10.96.0.1")+"---\n"+serviceYAML("goes", "10.96.0.3"))
+			mustWrite(t, filepath.Join(dir, "other.yaml"), serviceYAML("other", "10.96.0.4"))
+			m.scan(true)
+			sink.take()
+			move(t, from, to)
+			mustWrite(t, filepath.Join(dir, "other.yaml"), serviceYAML("other", "10.96.0.5"))
+			calls := []string{}
+			for range 5 {
+				m.scan(false)
+				calls = append(calls, sink.take()...)
+			}
+			text := strings.Join(calls, "\n")
+			if strings.Contains(text, "delete Service default/web") {
+				t.Errorf("the Service that moves is gone for a while:\n%s", text)
+			}
+			if gone := strings.Contains(text, "delete Service default/goes"); gone != (name != "renamed") {
+				t.Errorf("the other Service of the file is gone: %t\n%s", gone, text)
+			}
+		})
 	}
 }
 
