@@ -19,23 +19,38 @@ import (
 
 // Counters are scraped without pause while agents are stopped and killed under load, a build with another layout of the
 // maps comes and goes, and so do Services. While an agent runs, none falls, and none leaps; those that agents hand on never
-// fall. Over all restarts, Prometheus computes no more connections than were dialled.
+// fall. Over all restarts, Prometheus computes no more connections and bytes than there were, of sockets and of flows at devices, some of
+// which agents end.
 //
-//	one client in a pod, one on node-1 ── web:80 ── pod-1-0, pod-2-0
-//	                                      brief:80 ── pod-1-0, comes and goes
+//	a client in a pod, one on node-1 ───────── web:80 ─────┬─ pod-1-0, pod-2-0
+//	a client outside ───────────────── node port of node-1 ┘
+//	                                           brief:80 ──── pod-1-0, comes and goes
+//
+// A restart takes seconds on a busy machine: CI has time for those that fit into 25 s, and for six in any case.
+// TestCountersOfManyAgents of pkg/datapath always plays fifty agents, which are no processes. The flag -restarts 50 plays that many here.
 func TestCountersOnlyGrow(t *testing.T) {
-	const most, atLeast, atMost = 50, 6, 25 * time.Second // restarts
+	const most, atMost = 50, 25 * time.Second // restarts
+	atLeast := *restarts
 	s := mustTestbed(t)
 	sluice.MustRestart(t, s.Agent, "--backend-metrics=100")
 	s.SetEndpoints(t, "web", scene.ReadyAll(s.Local()[0], s.Remote()[0])...)
 	s.SetEndpoints(t, "brief", scene.ReadyAll(s.Local()[0])...)
-	web := scene.At(s.CreateService(t, "web").Spec.ClusterIPs[0], 80)
-	scene.MustReach(t, s.Pod.To("tcp", web), scene.Names(s.Local()[0], s.Remote()[0])...)
+	svc := s.CreateService(t, "web", scene.NodePort, samePorts(30080))
+	web, web6 := scene.At(svc.Spec.ClusterIPs[0], 80), scene.At(svc.Spec.ClusterIPs[1], 80)
+	port, port6 := scene.At(s.Lab.Nodes[0].IPv4.String(), 30080), scene.At(s.Lab.Nodes[0].IPv6.String(), 30080)
+	dials := []scene.Dial{
+		s.Pod.To("tcp", web), s.Node.To("tcp", web), s.Pod.To("tcp", web6), s.Pod.To("udp", web), s.Node.To("udp", web6),
+		s.Outside.To("tcp", port), s.Outside.To("tcp", port6), s.Outside.To("udp", port), s.Outside.To("udp", port6),
+	}
+	for _, d := range dials {
+		scene.MustReach(t, d, scene.Names(s.Local()[0], s.Remote()[0])...)
+	}
 	newer, err := sluice.BuildOtherLayout(t.TempDir())
 	lab.Must(t, err)
 	builds := []string{newer, s.Agent.Binary()}
 
-	load := scene.MustDial(t, 100, s.Pod.To("tcp", web), s.Node.To("tcp", web))
+	const rate = 30 // of each
+	load := scene.MustDial(t, rate, dials...)
 	began := time.Now()
 	counters := make(growth)
 	scraped := make(chan int)
@@ -58,7 +73,7 @@ func TestCountersOnlyGrow(t *testing.T) {
 		}
 	}()
 	restarts := 0
-	for ; restarts < most && !t.Failed() && (restarts < atLeast || time.Since(began) < atMost); restarts++ {
+	for ; !t.Failed() && (restarts < atLeast || restarts < most && time.Since(began) < atMost); restarts++ {
 		end := s.Agent.Stop
 		if restarts%2 == 1 {
 			end = s.Agent.Kill
@@ -78,15 +93,25 @@ func TestCountersOnlyGrow(t *testing.T) {
 	time.Sleep(6 * time.Second) // counts of the last agent are shown, see countsAge
 	close(stop)
 	n := <-scraped
-	dialled := 100 * 2 * time.Since(began).Seconds()
+	dialled := rate * float64(len(dials)) * time.Since(began).Seconds()
 	load.MustHaveWorked(t)
-	shown := counters.increase(fmt.Sprintf("sluice_service_connections_total{namespace=%q,service=%q}", s.Namespace, "web"))
-	t.Logf("%d restarts, %d scrapes: %v of some %v connections", restarts, n, shown, dialled)
+	of := func(name string) float64 {
+		return counters.increase(fmt.Sprintf("sluice_service_%s_total{namespace=%q,service=%q}", name, s.Namespace, "web"))
+	}
+	shown, sent, received := of("connections"), of("sent_bytes"), of("received_bytes")
+	ended := counters.increase(`sluice_flows_ended_total{why="idle"}`)
+	t.Logf("%d restarts, %d scrapes: %v of some %v connections, %v bytes sent and %v received, %v flows ended", restarts, n, shown, dialled, sent, received, ended)
 	if restarts < atLeast || n < restarts {
 		t.Errorf("%d scrapes of %d restarts, want one of each at least", n, restarts)
 	}
-	if shown > dialled || shown == 0 {
-		t.Errorf("Prometheus has %v connections, and %v were dialled", shown, dialled)
+	if shown > dialled || shown == 0 || ended > dialled || ended == 0 {
+		t.Errorf("Prometheus has %v connections and %v flows that agents have ended, and %v were dialled", shown, ended, dialled)
+	}
+	const longest = 1000 // bytes of an exchange in a direction
+	for _, bytes := range []float64{sent, received} {
+		if bytes > longest*dialled || bytes < shown {
+			t.Errorf("Prometheus has %v bytes of %v connections, and %v were dialled", bytes, shown, dialled)
+		}
 	}
 }
 

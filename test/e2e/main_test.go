@@ -13,7 +13,10 @@ import (
 	"github.com/sluice-lb/sluice/test/lab"
 )
 
-var update = flag.Bool("update", false, "rewrite what the scripts in testdata want")
+var (
+	update   = flag.Bool("update", false, "rewrite what the scripts in testdata want")
+	restarts = flag.Int("restarts", 6, "how many restarts TestCountersOnlyGrow plays at the least")
+)
 
 func TestMain(m *testing.M) {
 	lab.Main()
