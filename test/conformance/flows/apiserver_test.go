@@ -1,7 +1,9 @@
 package flows
 
 import (
+	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -34,11 +36,11 @@ type apiServer struct {
 func mustAPIServer(t *testing.T, ns *lab.Namespace, s *scenario) string {
 	t.Helper()
 
-	return mustServeObjects(t, ns, "127.0.0.1:0", s.resources())
+	return mustServeObjects(t, ns, "127.0.0.1:0", (*httptest.Server).Start, s.resources())
 }
 
-// mustServeObjects is mustAPIServer for these objects, at an address of the namespace.
-func mustServeObjects(t *testing.T, ns *lab.Namespace, address string, resources map[string][]runtime.Object) string {
+// mustServeObjects is mustAPIServer for these objects, at an address of the namespace, with or without TLS.
+func mustServeObjects(t *testing.T, ns *lab.Namespace, address string, start func(*httptest.Server), resources map[string][]runtime.Object) string {
 	t.Helper()
 	a := &apiServer{resources: resources, given: map[string]func(){}}
 	for _, resource := range []string{"nodes", "servicecidrs"} {
@@ -49,14 +51,19 @@ func mustServeObjects(t *testing.T, ns *lab.Namespace, address string, resources
 	listener, err := ns.Listen("tcp", address)
 	lab.Must(t, err)
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: a}}
-	server.Start()
+	start(server)
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
 	})
 
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf(kubeconfig, server.URL)
+	trust := ""
+	if certificate := server.Certificate(); certificate != nil {
+		block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Raw})
+		trust = fmt.Sprintf(", tls-server-name: %q, certificate-authority-data: %q", certificate.DNSNames[0], base64.StdEncoding.EncodeToString(block))
+	}
+	text := fmt.Sprintf(kubeconfig, server.URL, trust)
 	lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 
 	return path
@@ -64,7 +71,7 @@ func mustServeObjects(t *testing.T, ns *lab.Namespace, address string, resources
 
 const kubeconfig = `apiVersion: v1
 kind: Config
-clusters: [{name: flows, cluster: {server: %q}}]
+clusters: [{name: flows, cluster: {server: %q%s}}]
 contexts: [{name: flows, context: {cluster: flows}}]
 current-context: flows
 `

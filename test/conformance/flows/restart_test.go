@@ -1,7 +1,10 @@
 package flows
 
 import (
+	"maps"
+	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,7 +46,7 @@ func TestAgentReachesTheAPIServer(t *testing.T) {
 	cgroup := lab.MustCgroup(t, "flows")
 	node, err := sluice.NewNode(sluice.Config{
 		Binary: sluice.MustBinary(t), Namespace: self.Namespace, Cgroup: cgroup, NodeName: self.Name,
-		Kubeconfig: mustServeObjects(t, nodes[1].Namespace, at, resources),
+		Kubeconfig: mustServeObjects(t, nodes[1].Namespace, at, (*httptest.Server).Start, resources),
 	})
 	lab.Must(t, err)
 	t.Cleanup(func() {
@@ -77,5 +80,89 @@ func TestAgentReachesTheAPIServer(t *testing.T) {
 		if err := dial(); err == nil {
 			t.Error("the Service is not in force any more")
 		}
+	}
+}
+
+// An earlier agent, to which the API server was at another port, has programmed a tenant's Service that names the address and port
+// at which it is now. While no agent runs, the Service is deleted. The tenant's pod accepts what the next agent dials first, and
+// answers what is no TLS, or nothing. The agent reaches the API server nevertheless, and takes the Service away.
+//
+//	node-1, in its cgroup: the agent, curl ── node-2:6443 ─┬─ by the old maps: pod-1-0:6443, the tenant's
+//	                                                       └─ by the network: the API server
+func TestAgentLeavesTenantsPod(t *testing.T) {
+	const port = 6443
+	for _, test := range []struct {
+		name   string
+		isIPv6 bool
+		serve  func(*testing.T, *lab.Namespace, string)
+	}{
+		{"that answers, IPv4", false, func(t *testing.T, pod *lab.Namespace, at string) { lab.MustServe(t, pod, "tenant", at) }},
+		{"that is silent, IPv6", true, func(t *testing.T, pod *lab.Namespace, at string) {
+			listener, err := pod.Listen("tcp", at) // the kernel accepts
+			lab.Must(t, err)
+			t.Cleanup(func() { _ = listener.Close() })
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nodes := lab.MustNew(t, lab.Config{Nodes: 2, PodsPerNode: 1}).Nodes
+			self, server, tenant := nodes[0], nodes[1].IPv4, nodes[0].Pods[0].IPv4
+			network, clusterIP, family := "tcp4", "10.96.0.9", discoveryv1.AddressTypeIPv4
+			if test.isIPv6 {
+				server, tenant = nodes[1].IPv6, nodes[0].Pods[0].IPv6
+				network, clusterIP, family = "tcp6", "fd00:96::9", discoveryv1.AddressTypeIPv6
+			}
+			before, now := netip.AddrPortFrom(server, port+1).String(), netip.AddrPortFrom(server, port).String()
+			test.serve(t, self.Pods[0].Namespace, netip.AddrPortFrom(tenant, port).String())
+
+			svc := object.Service("tenant", "web", []string{clusterIP}, corev1.ServicePort{Name: "https", Protocol: corev1.ProtocolTCP, Port: port})
+			svc.Spec.ExternalIPs = []string{server.String()}
+			slice := object.Slice("tenant", "web", "web", family, object.EndpointPort("https", corev1.ProtocolTCP, port))
+			slice.Endpoints = []discoveryv1.Endpoint{object.Endpoint(tenant, self.Name)}
+			without := map[string][]runtime.Object{
+				"nodes": {object.Node(self.Name, self.IPv4, self.IPv6)}, "servicecidrs": {}, "services": {}, "endpointslices": {},
+			}
+			with := maps.Clone(without)
+			with["services"], with["endpointslices"] = []runtime.Object{svc}, []runtime.Object{slice}
+			cgroup := lab.MustCgroup(t, "flows")
+			node, err := sluice.NewNode(sluice.Config{
+				Binary: sluice.MustBinary(t), Namespace: self.Namespace, Cgroup: cgroup, NodeName: self.Name,
+				Kubeconfig: mustServeObjects(t, nodes[1].Namespace, before, (*httptest.Server).StartTLS, with),
+			})
+			lab.Must(t, err)
+			t.Cleanup(func() {
+				lab.Must(t, node.Close())
+				if t.Failed() {
+					lab.KeepLog(t, "agent", node.Log())
+				}
+			})
+			args := []string{"--cgroup-root", node.AgentCgroup().Path()} // the agent's own sockets are translated, as on a node
+			node.SetArgs(args...)
+			lab.Must(t, node.Start())
+			sluice.MustWait(t, node)
+			lab.Must(t, node.Stop())
+
+			kubeconfig := mustServeObjects(t, nodes[1].Namespace, now, (*httptest.Server).StartTLS, without)
+			other := lab.MustCaller(t, self.Namespace, node.AgentCgroup())
+			isTheAPIServer := func() bool {
+				socket, err := other.Socket(network)
+				lab.Must(t, err)
+				defer socket.Close()
+				lab.Must(t, socket.Connect(now), socket.Send("GET / HTTP/1.0\r\n\r\n"))
+				text, _, err := socket.Recv()
+
+				return err == nil && strings.Contains(text, "HTTPS server")
+			}
+			if isTheAPIServer() {
+				t.Fatal("the tenant's Service is not in force")
+			}
+			node.SetArgs(append(args, "--kubeconfig", kubeconfig)...)
+			lab.Must(t, node.Start())
+			lab.EventuallyIn(t, 40*time.Second, "the agent has all Services", func() bool {
+				state, err := node.Status()
+
+				return err == nil && state.Running && state.Synced
+			})
+			lab.Eventually(t, "the tenant's Service is gone", isTheAPIServer)
+		})
 	}
 }
