@@ -158,6 +158,9 @@ func TestDowngradeThatFails(t *testing.T) {
 // A node goes down to a build that knows no tracepoints, and up again, while clients dial. Before that build is done it ends
 // links that it does not know, and it is done. No exchange fails, and open connections go on.
 //
+// No release exists to go down to, so the older build is this tree with the sweep of builds before tracepoints. What
+// else differs in a real older build, such as layouts of maps, is not shown here; TestAnotherLayout has that.
+//
 //	pod, node, outside ── web:80, node port ─┬─ pod-1-0 to pod-1-2
 //	                                         └─ pod-2-0 to pod-2-2
 func TestDowngradeToAnOlderBuild(t *testing.T) {
