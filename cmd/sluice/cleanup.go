@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/maps"
 	"github.com/sluice-lb/sluice/pkg/datapath"
@@ -42,7 +40,7 @@ of nftables stays. The next cleanup removes it.`,
 			if err != nil {
 				return err
 			}
-			defer only.Close()
+			defer only.Release()
 
 			return removeKubeProxy(cmd.Context(), cmd.OutOrStdout(), where, drain)
 		},
@@ -54,17 +52,14 @@ of nftables stays. The next cleanup removes it.`,
 }
 
 // lockCleanup keeps out other cleanups: one that removes Sluice would leave none to translate what another has just
-// taken from kube-proxy. An abstract socket belongs to the network namespace, as the rules do, and ends with the process.
-func lockCleanup(bpfRoot string) (io.Closer, error) {
-	only, err := net.Listen("unix", "@sluice-cleanup:"+bpfRoot)
-	if errors.Is(err, unix.EADDRINUSE) {
+// taken from kube-proxy.
+func lockCleanup(bpfRoot string) (*datapath.MapsLock, error) {
+	only, err := datapath.LockCleanup(bpfRoot)
+	if errors.Is(err, datapath.ErrRunning) {
 		return nil, fmt.Errorf("bpf root %q: another cleanup is running: wait until it has ended", bpfRoot)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("lock of cleanups: %w", err)
-	}
 
-	return only, nil
+	return only, err
 }
 
 func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
@@ -72,7 +67,7 @@ func cleanUp(cmd *cobra.Command, where *places, drain time.Duration) error {
 	if err != nil {
 		return err
 	}
-	defer only.Close()
+	defer only.Release()
 	unlockSocket, err := status.LockUsedSocket(where.socket)
 	if errors.Is(err, datapath.ErrRunning) {
 		return fmt.Errorf("socket %q: an agent is running: stop it first", where.socket)

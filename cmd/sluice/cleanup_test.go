@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net"
+	"os"
 	"strings"
 	"testing"
 
@@ -9,7 +11,12 @@ import (
 
 // Cleanups of one bpf root exclude each other, whatever they remove.
 func TestOneCleanupAtATime(t *testing.T) {
-	where := places{bpfRoot: t.TempDir()}
+	where := places{bpfRoot: lab.MustBPFRoot(t)}
+	// Anything in the network namespace can take an abstract name.
+	taken, err := net.Listen("unix", "@sluice-cleanup:"+where.bpfRoot)
+	lab.Must(t, err)
+	defer taken.Close()
+	lab.Must(t, os.Mkdir(where.bpfRoot, 0o700))
 	first, err := lockCleanup(where.bpfRoot)
 	lab.Must(t, err)
 	for _, args := range [][]string{{}, {"--kube-proxy"}} {
@@ -22,10 +29,10 @@ func TestOneCleanupAtATime(t *testing.T) {
 	if _, err := runVerb(where.bpfRoot, "agent", "--cleanup"); err == nil || !strings.Contains(err.Error(), "another cleanup is running") {
 		t.Errorf("agent --cleanup beside a cleanup: %v", err)
 	}
-	lab.Must(t, first.Close())
+	lab.Must(t, first.Release())
 	again, err := lockCleanup(where.bpfRoot)
 	if err != nil {
 		t.Fatalf("after the other has ended: %v", err)
 	}
-	lab.Must(t, again.Close())
+	lab.Must(t, again.Release())
 }

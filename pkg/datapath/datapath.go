@@ -332,7 +332,7 @@ func removeRoot(bpfRoot string) error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range append(versions, linkDir(bpfRoot), programDir(bpfRoot)) {
+	for _, dir := range append(versions, linkDir(bpfRoot), programDir(bpfRoot), cleanupDir(bpfRoot)) {
 		if err := os.RemoveAll(dir); err != nil {
 			return fmt.Errorf("pins: %w", err)
 		}

@@ -36,7 +36,10 @@ func TestRemoveDevices(t *testing.T) {
 		p.wantState("eth0", TCX, "only ingress is attached; attached to tcx and to clsact")
 	}
 	for range 2 {
+		only, err := LockCleanup(p.cfg.BPFRoot)
+		lab.Must(t, err)
 		lab.MustDo(t, p.node, func() error { return Remove(p.cfg.BPFRoot) })
+		lab.Must(t, only.Release())
 		if _, err := os.Stat(p.cfg.BPFRoot); !os.IsNotExist(err) {
 			t.Errorf("pins are left: %v", err)
 		}

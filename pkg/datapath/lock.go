@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -88,6 +89,24 @@ func (l *MapsLock) Release() error {
 	l.folder = nil
 
 	return folder.Close()
+}
+
+// cleanupDir is the folder that cleanups lock. It has no pins.
+func cleanupDir(bpfRoot string) string { return filepath.Join(bpfRoot, "cleanup") }
+
+// LockCleanup takes the lock that one cleanup of a bpf root has at a time, also beside an agent,
+// which has the [MapsLock]. Only what may write below the bpf root can take it. Where there is no bpf
+// root there is nothing to lock, because no agent runs. The error wraps [ErrRunning] if another
+// process has the lock. The caller releases it.
+func LockCleanup(bpfRoot string) (*MapsLock, error) {
+	if _, err := os.Stat(bpfRoot); errors.Is(err, fs.ErrNotExist) {
+		return &MapsLock{}, nil
+	}
+	if err := CheckBPFRoot(bpfRoot); err != nil {
+		return nil, err
+	}
+
+	return LockMaps(cleanupDir(bpfRoot))
 }
 
 // LockFile locks an open file or folder until it is closed. The error is [ErrRunning] if
