@@ -62,6 +62,8 @@ type agent struct {
 	known   atomic.Bool   // everything was programmed once; for any goroutine
 	written atomic.Uint64 // changes when ids do; for any goroutine
 
+	unprogrammed, roomless repeatedError
+
 	// The goroutine that has the turn of queue owns all of the following.
 	model    *model
 	synced   bool // all Services and endpoints are known

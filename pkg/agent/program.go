@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"log/slog"
 	stdmaps "maps"
 	"slices"
 
@@ -135,7 +136,7 @@ func (a *agent) programNode() bool {
 func (a *agent) apply() {
 	a.slices++
 	if err := a.writer.Apply(); err != nil {
-		a.cfg.Log.Error("not everything is programmed", "error", err)
+		a.unprogrammed.log(a.cfg.Log, slog.LevelError, "not everything is programmed", err)
 		a.failing, a.unwritten, a.newlyFailed = true, true, true
 	}
 	a.written.Store(a.writer.Written())
@@ -155,7 +156,7 @@ func (a *agent) applyAll() {
 func (a *agent) reserve(room maps.Room) {
 	if err := a.writer.Reserve(room); err != nil {
 		// The writer reports each Service whose writes fail for lack of room.
-		a.cfg.Log.Warn("the maps have no room for all Services", "error", err)
+		a.roomless.log(a.cfg.Log, slog.LevelWarn, "the maps have no room for all Services", err)
 	}
 }
 

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	stdmaps "maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -216,4 +218,34 @@ func (a *agent) modelStats() metrics.Node {
 	}
 
 	return n
+}
+
+const (
+	sameErrorPause  = time.Minute
+	otherErrorPause = 5 * time.Second
+)
+
+// repeatedError logs an error that may come back with every turn of the loop: at most each minute the
+// same text, and another one, as with other Services, each five seconds. Any goroutine may call it.
+type repeatedError struct {
+	mu       sync.Mutex
+	text     string    // what was logged last
+	logged   time.Time // when
+	unlogged int       // errors since then
+}
+
+func (r *repeatedError) log(log *slog.Logger, level slog.Level, msg string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	text, pause := err.Error(), otherErrorPause
+	if text == r.text {
+		pause = sameErrorPause
+	}
+	if time.Since(r.logged) < pause {
+		r.unlogged++
+
+		return
+	}
+	log.Log(context.Background(), level, msg, "error", text, "repeats", r.unlogged)
+	r.text, r.logged, r.unlogged = text, time.Now(), 0
 }

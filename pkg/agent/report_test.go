@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"net"
@@ -154,6 +155,38 @@ func TestImpairedServicesAreReported(t *testing.T) {
 	s.fail()
 	s.set("d", 0)
 	s.mustReport(t, "when nothing works at all", "d FrontendsNotProgrammed ", "c AddressTaken ")
+}
+
+// Turns of the loop that fail for the same reason log it once in a minute, with how many did meanwhile.
+func TestRepeatedErrorsAreLimited(t *testing.T) {
+	s := newImpairedScene(t)
+	var log bytes.Buffer
+	s.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	mustLog := func(when string, want ...string) {
+		t.Helper()
+		n := strings.Count(log.String(), "not everything is programmed")
+		if missing := func(part string) bool { return !strings.Contains(log.String(), part) }; n != min(len(want), 1) || slices.ContainsFunc(want, missing) {
+			t.Errorf("%s, logged %d times is\n%s\nwant one line with %q, or none", when, n, log.String(), want)
+		}
+		log.Reset()
+	}
+	passes := func(d time.Duration) { s.unprogrammed.logged = s.unprogrammed.logged.Add(-d) }
+	s.fail(maps.NameFrontends)
+	s.set("a", 1)
+	mustLog("at first", "repeats=0")
+	for range 100 {
+		s.set("a", 1)
+	}
+	mustLog("at once again")
+	passes(sameErrorPause)
+	s.set("a", 1)
+	mustLog("after a minute", "repeats=100")
+	s.delete("a")
+	s.set("b", 1)
+	mustLog("when another Service fails at once")
+	passes(otherErrorPause)
+	s.set("b", 1)
+	mustLog("when another Service fails after five seconds", "ns/b", "repeats=1")
 }
 
 // Where there is no room, the Event names the namespace that has the most.
