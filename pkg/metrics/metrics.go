@@ -143,7 +143,7 @@ var (
 	gone = newMetric("objects_gone_total", counterKind,
 		"Objects that the API server did not list any more, where at least half of a kind went in one list.", "kind")
 	mapEntries = newMetric("map_entries", gaugeKind,
-		"Entries of a map. Those that only programs write are counted once in a minute at most.", "map")
+		"Entries of a map. Those that only programs write are counted once in a minute at most, and those of affinity only as long as the longest affinity of a Service.", "map")
 	mapCapacity = newMetric("map_capacity", gaugeKind,
 		"Entries that a map has room for.", "map")
 	mapWrites = newMetric("map_writes_total", counterKind,

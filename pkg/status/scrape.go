@@ -61,7 +61,7 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 
 	pinned := s.Datapath.Maps()
 	if now := time.Now(); now.Sub(s.read) >= fillsAge {
-		affinities, err := pinned.Affinity.Count()
+		affinities, err := countAffinities(pinned)
 		if err != nil {
 			return n, err
 		}
@@ -105,4 +105,24 @@ func (s *NodeStats) Node() (metrics.Node, error) {
 	}
 
 	return n, err
+}
+
+// countAffinities returns how many entries of the affinity map were used within the longest affinity of a Service. Older
+// ones stay until their places are needed. If these alone fill the map, clients lose their backends early.
+func countAffinities(pinned *maps.Pinned) (int, error) {
+	longest := time.Duration(0)
+	for _, pool := range pinned.Pools.All() {
+		longest = max(longest, time.Duration(pool.AffinitySeconds)*time.Second)
+	}
+	n, now := 0, maps.Now()
+	for e, err := range pinned.Affinity.All() {
+		if err != nil {
+			return 0, err
+		}
+		if e.Value.LastUsed+uint64(longest) > now {
+			n++
+		}
+	}
+
+	return n, nil
 }
