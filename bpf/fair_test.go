@@ -29,13 +29,37 @@ func idleAfter(busy, n int) []int32 {
 }
 
 // manyPods are n backends on this node.
-func manyPods(n int) []string {
+func manyPods(n int) []string { return podsOf("8.0.4", n) }
+
+// podsOf are n backends with addresses that begin so.
+func podsOf(network string, n int) []string {
 	pods := make([]string, n)
 	for i := range pods {
-		pods[i] = fmt.Sprintf("8.0.4.%d:%d", 10+i%200, 8080+i/200)
+		pods[i] = fmt.Sprintf("%s.%d:%d", network, 10+i%200, 8080+i/200)
 	}
 
 	return pods
+}
+
+// eachFairPlace runs a test with every protocol and family, two of which begin at each kind of device, and n backends
+// there: those to which packets are turned around are on another node.
+func eachFairPlace(t *testing.T, n int, run func(t *testing.T, w *world, p place, of service)) {
+	t.Helper()
+	for i, proto := range transports {
+		t.Run(proto.String(), func(t *testing.T) {
+			eachFamily(t, func(t *testing.T, f family) {
+				p := []place{uplink, podVeth, turning}[i]
+				if f == ipv6 {
+					p = []place{uplink, podVeth, turning}[(i+1)%3]
+				}
+				of := service{at: []string{clusterIP}, proto: proto, to: manyPods(n), here: true}
+				if p.turns {
+					of.to, of.here = podsOf("8.0.2", n), false
+				}
+				run(t, newWorldAt(t, p, f), p, of)
+			})
+		})
+	}
 }
 
 // fairClient is the i-th of many clients, each with an address and a port of its own.
@@ -60,7 +84,7 @@ func (w *world) beginsOne(t *testing.T, p place, s published, vip string, proto 
 	for i, backend := range to {
 		before[i] = w.load(s, backend)
 	}
-	w.ingress(t, p, first(proto, fairClient(number), vip)).ends(verdictNext, maps.ReasonTranslated)
+	w.ingress(t, p, first(proto, fairClient(number), vip)).ends(p.sendsAway(), maps.ReasonTranslated)
 	for i, backend := range to {
 		if w.load(s, backend) != before[i] {
 			w.maps.Loads.AddFlows(s.backends[backend], -1)
@@ -97,71 +121,62 @@ func TestFairAtDevices(t *testing.T) {
 		{"sh", maps.AlgorithmSH, make([]int32, 7)},
 		{"maglev", maps.AlgorithmMaglev, make([]int32, 7)},
 	} {
-		for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
-			t.Run(fmt.Sprintf("by %s, of %s", row.name, proto), func(t *testing.T) {
-				t.Logf("%d flows", fairFlows)
-				eachFamily(t, func(t *testing.T, f family) {
-					p := uplink
-					if (f == ipv6) == (proto == layers.IPProtocolTCP) {
-						p = podVeth
-					}
-					w := newWorldAt(t, p, f)
-					to := manyPods(len(row.loads))
-					svc := service{at: []string{clusterIP}, proto: proto, to: to, algorithm: row.algorithm, here: true}
-					s := w.serve(t, svc)
-					for i, backend := range to {
-						w.maps.Loads.AddFlows(s.backends[backend], row.loads[i])
-					}
-					counts := w.begins(t, p, s, clusterIP, proto, to, 0, fairFlows)
-					lab.MustBeFair(t, "before a change", counts, mapstest.Shares(row.algorithm, row.loads))
-					if row.algorithm == maps.AlgorithmRR && slices.Max(counts)-slices.Min(counts) > 1 {
-						t.Errorf("rr gives %v, want the same to each", counts)
-					}
+		t.Run("by "+row.name, func(t *testing.T) {
+			t.Logf("%d flows", fairFlows)
+			eachFairPlace(t, len(row.loads), func(t *testing.T, w *world, p place, svc service) {
+				svc.algorithm = row.algorithm
+				to, proto := svc.to, svc.proto
+				s := w.serve(t, svc)
+				for i, backend := range to {
+					w.maps.Loads.AddFlows(s.backends[backend], row.loads[i])
+				}
+				counts := w.begins(t, p, s, clusterIP, proto, to, 0, fairFlows)
+				lab.MustBeFair(t, "before a change", counts, mapstest.Shares(row.algorithm, row.loads))
+				if row.algorithm == maps.AlgorithmRR && slices.Max(counts)-slices.Min(counts) > 1 {
+					t.Errorf("rr gives %v, want the same to each", counts)
+				}
 
-					for i, to := range [][]string{to[:len(to)-1], to} { // one leaves, and comes back
-						for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-							w.publish(t, &s, svc, scope, to)
-						}
-						counts := w.begins(t, p, s, clusterIP, proto, to, (i+1)*fairFlows, fairFlows)
-						lab.MustBeFair(t, fmt.Sprintf("then with %d", len(to)), counts, mapstest.Shares(row.algorithm, row.loads[:len(to)]))
+				for i, to := range [][]string{to[:len(to)-1], to} { // one leaves, and comes back
+					for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
+						w.publish(t, &s, svc, scope, to)
 					}
-				})
+					counts := w.begins(t, p, s, clusterIP, proto, to, (i+1)*fairFlows, fairFlows)
+					lab.MustBeFair(t, fmt.Sprintf("then with %d", len(to)), counts, mapstest.Shares(row.algorithm, row.loads[:len(to)]))
+				}
 			})
-		}
+		})
 	}
 }
 
 // By a hash of the VIP, each VIP has one backend for all clients, and each backend its share of many VIPs, also when one has
 // left, and when it is back.
 func TestDestinationHashIsFair(t *testing.T) {
-	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
-		each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
-			const vips, clients = 200, 2
-			all := manyPods(5)
-			svc := service{to: all, proto: proto, algorithm: maps.AlgorithmDH, here: true}
-			for i := range vips {
-				svc.at = append(svc.at, fmt.Sprintf("8.0.96.%d:80", 10+i))
-			}
-			s := w.serve(t, svc)
-			for round, to := range [][]string{all, all[:4], all} {
-				if round > 0 {
-					for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
-						w.publish(t, &s, svc, scope, to)
-					}
+	eachFairPlace(t, 5, func(t *testing.T, w *world, p place, svc service) {
+		const vips, clients = 200, 2
+		all := svc.to
+		svc.algorithm, svc.at = maps.AlgorithmDH, nil
+		for i := range vips {
+			svc.at = append(svc.at, fmt.Sprintf("8.0.96.%d:80", 10+i))
+		}
+		s := w.serve(t, svc)
+		for round, to := range [][]string{all, all[:4], all} {
+			if round > 0 {
+				for _, scope := range []uint8{maps.ScopeInternal, maps.ScopeExternal} {
+					w.publish(t, &s, svc, scope, to)
 				}
-				counts := make([]int, len(to))
-				for i, vip := range svc.at {
-					one := w.begins(t, p, s, vip, proto, to, (round*vips+i)*clients, clients)
-					at := slices.Index(one, clients)
-					if at < 0 {
-						t.Fatalf("of %d clients of %s, the backends get %v", clients, vip, one)
-					}
-					counts[at]++
-				}
-				lab.MustBeFair(t, fmt.Sprintf("of %d VIPs among %d", vips, len(to)), counts, lab.Even(len(to)))
 			}
-		})
-	}
+			counts := make([]int, len(to))
+			for i, vip := range svc.at {
+				one := w.begins(t, p, s, vip, svc.proto, to, (round*vips+i)*clients, clients)
+				at := slices.Index(one, clients)
+				if at < 0 {
+					t.Fatalf("of %d clients of %s, the backends get %v", clients, vip, one)
+				}
+				counts[at]++
+			}
+			lab.MustBeFair(t, fmt.Sprintf("of %d VIPs among %d", vips, len(to)), counts, lab.Even(len(to)))
+		}
+	})
 }
 
 // Round robin has a turn for each frontend, at each scope: who dials two in turn gets all backends of both.

@@ -190,13 +190,13 @@ func TestMasqueradeBesideASocketAtEachPort(t *testing.T) {
 	window := PortRange{Low: 20000, High: 20000 + ports - 1}
 	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
 		t.Run(proto.String(), func(t *testing.T) {
-			each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+			each(t, ways, func(t *testing.T, w *world, p place) {
 				w.mustHold(t, proto, window)
 				w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{remotePod}})
 				used := make(map[uint16]bool)
 				for i := range clients {
 					client := netip.AddrPortFrom(at(p.client).Addr(), uint16(40000+i)).String()
-					w.ingress(t, p, first(proto, client, clusterIP)).ends(verdictNext, maps.ReasonTranslated)
+					w.ingress(t, p, first(proto, client, clusterIP)).ends(p.sendsAway(), maps.ReasonTranslated)
 					used[maps.Port(w.flowOf(t, client, clusterIP).MasqueradePort)] = true
 				}
 				if len(used) != clients {
@@ -224,11 +224,15 @@ func (w *world) mustHold(t *testing.T, proto layers.IPProtocol, ports PortRange)
 		opened := make(chan error)
 		held.Go(func() {
 			runtime.LockOSThread() // for good: the thread ends with this function, and so do its files
+			var sockets []int
 			err := unix.Unshare(unix.CLONE_FILES)
 			if err == nil {
 				err = w.node.Do(func() (err error) {
 					for port := low; port < low+ofThread && port <= int(ports.High) && err == nil; port++ {
-						_, err = w.openSocket(proto, netip.AddrPortFrom(at(node).Addr(), uint16(port)).String(), "")
+						socket := 0
+						if socket, err = w.openSocket(proto, netip.AddrPortFrom(at(node).Addr(), uint16(port)).String(), ""); err == nil {
+							sockets = append(sockets, socket)
+						}
 					}
 
 					return err
@@ -236,6 +240,9 @@ func (w *world) mustHold(t *testing.T, proto layers.IPProtocol, ports PortRange)
 			}
 			opened <- err
 			<-release
+			for _, socket := range sockets { // the thread may end after the next test has begun
+				_ = unix.Close(socket)
+			}
 		})
 		lab.Must(t, <-opened)
 	}

@@ -56,6 +56,15 @@ func (p place) String() string {
 	return fmt.Sprintf("%s of class %s", p.device, class)
 }
 
+// sendsAway is the verdict about a packet of a client there to a backend on another node.
+func (p place) sendsAway() int32 {
+	if p.turns {
+		return verdictRedirect
+	}
+
+	return verdictNext
+}
+
 // world is the maps as an agent would fill them, for one family.
 type world struct {
 	*rig

@@ -19,8 +19,12 @@ var extentSizes = []int{1, 2, 3, 1000, 10000}
 // sockets send nothing.
 func (w *world) addLarge(t testing.TB, n int, s service) *service {
 	t.Helper()
+	format := "10.250.%d.%d:53"
+	if family(s.at[0]) == unix.AF_INET6 {
+		format = "[fd00:250::%x:%x]:53"
+	}
 	for i := range n {
-		s.to = append(s.to, fmt.Sprintf("10.250.%d.%d:53", i/250, i%250+1))
+		s.to = append(s.to, fmt.Sprintf(format, i/250, i%250+1))
 	}
 	s.proto = "udp"
 
@@ -59,11 +63,15 @@ func TestSortedNames(t *testing.T) {
 	w := newWorld(t)
 	const sockets = 200
 	for i, row := range []struct {
-		way  string
-		less int // than half of the sockets, at most, for one of two backends: parts of rounds
-	}{{"connect", 2}, {"send", 0}} {
-		t.Run("then it "+row.way+"s", func(t *testing.T) {
-			s := w.addLarge(t, 2, service{at: []string{fmt.Sprintf("10.96.0.%d:53", i+1)}, algorithm: maps.AlgorithmRR})
+		way, format string
+		less        int // than half of the sockets, at most, for one of two backends: parts of rounds
+	}{
+		{"connect", "10.96.0.%d:53", 2}, {"send", "10.96.0.%d:53", 0},
+		{"connect", "[fd00:96::%x]:53", 2}, {"send", "[fd00:96::%x]:53", 0},
+	} {
+		at := fmt.Sprintf(row.format, i+1)
+		t.Run(fmt.Sprintf("then it %ss to %s", row.way, at), func(t *testing.T) {
+			s := w.addLarge(t, 2, service{at: []string{at}, algorithm: maps.AlgorithmRR})
 			sorted := w.start(t, w.client.Namespace, "sort names", s.at[0], strconv.Itoa(sockets), row.way)
 			sorted.line(t)
 			one, two := w.load(s.backends[0]), w.load(s.backends[1])
@@ -166,13 +174,16 @@ func sceneConnectMany(args []string) (string, error) {
 // says. It does so args[1] times, and keeps the sockets with flows until its input ends.
 func sceneSortNames(args []string) (string, error) {
 	n, _ := strconv.Atoi(args[1])
-	to, question := sockaddr(args[0]), []byte("who\n")
+	to, other, question := sockaddr(args[0]), sockaddr("10.250.250.250:53"), []byte("who\n")
+	if family(args[0]) == unix.AF_INET6 {
+		other = sockaddr("[fd00:250::250:250]:53")
+	}
 	sorts, err := unix.Socket(family(args[0]), unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return "", err
 	}
 	for range n {
-		if err := errors.Join(unix.Connect(sorts, to), unix.Connect(sorts, sockaddr("10.250.250.250:53"))); err != nil {
+		if err := errors.Join(unix.Connect(sorts, to), unix.Connect(sorts, other)); err != nil {
 			return "", err
 		}
 		fd, err := unix.Socket(family(args[0]), unix.SOCK_DGRAM, 0)
