@@ -13,19 +13,24 @@ import (
 
 // TestUplinkBecomesAPort has an administrator put the node's uplink, one end of a veth pair as in kind, LXD and Incus,
 // into a bridge that gets its addresses and routes, and back. By its looks it leads to pods then. Connections and
-// exchanges of datagrams that were open go on, to backends here and on another node.
+// exchanges of datagrams that were open go on, to backends here and on another node, through the stack or past it.
 //
 //	client ── eth0 (──▶ port of brex) of node-1 ─┬─ pod-1-0
 //	                                             └─ node-2 ─ pod-2-0
 func TestUplinkBecomesAPort(t *testing.T) {
-	for _, attach := range []string{"tcx", "clsact"} {
-		t.Run(attach, func(t *testing.T) {
+	for _, row := range []struct{ name, attach, filter string }{
+		{"by tcx, through the stack", "tcx", bridgeCNI},
+		{"by clsact, through the stack", "clsact", bridgeCNI},
+		{"by tcx, past the stack", "tcx", openCNI},
+	} {
+		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, filter: bridgeCNI, agent: []string{"--device-attach", attach}})
+			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, filter: row.filter, agent: []string{"--device-attach", row.attach}})
 			node := w.Nodes[0]
 			here := service{number: 44, backends: []backend{onPod(node.Pods[0])}}
 			there := service{number: 45, backends: []backend{onPod(w.Nodes[1].Pods[0])}}
 			w.start(t, here, there)
+			w.mustForwardAs(t, row.filter)
 
 			type open struct {
 				*talk

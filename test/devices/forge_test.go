@@ -103,8 +103,11 @@ func forge(from *lab.Namespace, src, dst netip.AddrPort, f func(send func(layers
 func forgeFirst(from *lab.Namespace, network string, src, dst netip.AddrPort) error {
 	return forgeFrames(from, dst, func(send func([]byte) error) error {
 		frame, err := segment(src, dst, layers.TCP{SYN: true})
-		if network == "udp" {
+		switch network {
+		case "udp":
 			frame, err = datagram(src, dst, "who\n")
+		case "sctp":
+			frame, err = initiation(src, dst)
 		}
 		if err != nil {
 			return err
@@ -163,6 +166,20 @@ func datagram(src, dst netip.AddrPort, text string) ([]byte, error) {
 	}
 	buffer := gopacket.NewSerializeBuffer()
 	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip, &udp, gopacket.Payload(text))
+
+	return buffer.Bytes(), err
+}
+
+// initiation is the INIT of an association of SCTP.
+func initiation(src, dst netip.AddrPort) ([]byte, error) {
+	sctp := layers.SCTP{SrcPort: layers.SCTPPort(src.Port()), DstPort: layers.SCTPPort(dst.Port())}
+	init := layers.SCTPInit{
+		SCTPChunk: layers.SCTPChunk{Type: layers.SCTPChunkTypeInit}, InitiateTag: rand.Uint32(), AdvertisedReceiverWindowCredit: 64_000,
+		OutboundStreams: 1, InboundStreams: 1, InitialTSN: rand.Uint32(),
+	}
+	buffer := gopacket.NewSerializeBuffer()
+	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
+		headerOf(src, dst, layers.IPProtocolSCTP), &sctp, &init)
 
 	return buffer.Bytes(), err
 }
@@ -259,59 +276,77 @@ func dialAs(ns *lab.Namespace, from net.Addr, to string) (conn net.Conn, err err
 }
 
 // TestForgedFirstPackets has a pod send first packets to a Service in the name of others, from ports that these use:
-// a pod of the other node, which talks to the Service's backend as its socket hook has it, and a client outside, which
-// dials the Service itself. Connections that are open go on, and new ones and datagrams are answered.
+// a pod of the other node and one beside it, which talk to the Service's backend as their socket hooks have it, and a
+// client outside, which dials the Service itself. Connections that are open go on, and new ones, associations and
+// datagrams are answered. Routes do not tell pods behind one bridge apart: there, netfilter has to track the
+// connections.
 //
-//	pod-1-0 ─── SYN, datagram "from pod-2-0" ──▶ ClusterIP ──▶ pod-1-1, or another Service's pod-2-1
-//	pod-2-0 ══ connections, datagrams ═══════════════════════▶ pod-1-1, pod-2-1
+//	pod-1-0 ─── first packets "from pod-2-0", "from pod-1-2" ──▶ ClusterIP ──▶ pod-1-1, or another Service's pod-2-1
+//	pod-2-0, pod-1-2 ══ connections, datagrams ═════════════════════════════▶ pod-1-1, pod-2-1
 func TestForgedFirstPackets(t *testing.T) {
 	t.Parallel()
-	for name, filter := range map[string]string{"untracked": "", "tracked": podMasquerade} {
-		t.Run(name, func(t *testing.T) {
+	for _, row := range []struct {
+		name, filter string
+		attachment   lab.Attachment
+	}{
+		{"pods behind devices of their own, untracked", "", lab.Routed},
+		{"pods behind devices of their own, tracked", podMasquerade, lab.Routed},
+		{"pods behind one bridge, tracked", podMasquerade, lab.Bridged},
+	} {
+		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450}, filter: filter})
-			attacker, victim := w.Nodes[0].Pods[0].Namespace, w.Nodes[1].Pods[0]
-			here := service{number: 43, backends: []backend{onPod(w.Nodes[0].Pods[1])}}
-			there := service{number: 46, backends: []backend{onPod(w.Nodes[1].Pods[1])}}
+			w := mustWorld(t, setting{Config: lab.Config{OverlayMTU: 1450, PodsPerNode: 3, Attachment: row.attachment}, filter: row.filter})
+			attacker, victims := w.Nodes[0].Pods[0].Namespace, []*lab.Pod{w.Nodes[1].Pods[0], w.Nodes[0].Pods[2]}
+			pods := []*lab.Pod{w.Nodes[0].Pods[1], w.Nodes[1].Pods[1]}
+			here := service{number: 43, backends: []backend{onPod(pods[0])}}
+			there := service{number: 46, backends: []backend{onPod(pods[1])}}
 			w.start(t, here, there)
-			caller, outside := w.optedOut(t, victim), w.outside(t)
+			callers, outside := []*lab.Caller{w.optedOut(t, victims[0]), w.optedOut(t, victims[1])}, w.outside(t)
 			for i := range 4 {
 				s, f := []service{here, there}[i/2], families[i%2]
-				pod := [2]netip.Addr{victim.IPv4, victim.IPv6}[f]
 				backend := netip.AddrPortFrom(s.backends[0].ips[f], podPort)
 				service := netip.MustParseAddrPort(s.at(clusterIP, f, nil))
 				external := netip.MustParseAddrPort(s.at(loadBalancer, f, nil))
-				var talks []*talk
-				for range 10 {
-					conn, err := victim.Dial("tcp", backend.String(), dialTimeout)
-					lab.Must(t, err)
-					t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
-					talks = append(talks, newTalk(conn))
-					lab.Must(t, talks[len(talks)-1].ask("who"), forgeFirst(attacker, "tcp", addrPort(conn.LocalAddr()), service))
-				}
-				for i, talk := range talks {
-					if err := talk.ask("who"); err != nil {
-						t.Errorf("%s: connection %d: %v", f, i, err)
+				go lab.MustSCTP(t, pods[i/2].Namespace, backend.Addr(), podPort).Serve()
+				for _, victim := range victims {
+					var talks []*talk
+					for range 10 {
+						conn, err := victim.Dial("tcp", backend.String(), dialTimeout)
+						lab.Must(t, err)
+						t.Cleanup(func() { _ = conn.Close() }) // it did what it was for
+						talks = append(talks, newTalk(conn))
+						lab.Must(t, talks[len(talks)-1].ask("who"), forgeFirst(attacker, "tcp", addrPort(conn.LocalAddr()), service))
+					}
+					for i, talk := range talks {
+						if err := talk.ask("who"); err != nil {
+							t.Errorf("%s: connection %d of %s to %s: %v", f, i, victim.Name, s.name(), err)
+						}
 					}
 				}
 				for i := range uint16(10) {
-					for _, network := range networks {
-						for _, dial := range []struct {
-							name   string
-							caller *lab.Caller
-							from   netip.Addr
-							vip    netip.AddrPort
-							to     netip.AddrPort
-						}{
-							{"the pod", caller, pod, service, backend},
-							{"the client", outside, hostIPs(w.Client)[f], external, external},
-						} {
-							from := netip.AddrPortFrom(dial.from, uint16(50000+s.number*100)+i)
+					for _, dial := range []struct {
+						name   string
+						caller *lab.Caller
+						ns     *lab.Namespace
+						from   netip.Addr
+						vip    netip.AddrPort
+						to     netip.AddrPort
+					}{
+						{victims[0].Name, callers[0], victims[0].Namespace, podIPs(victims[0])[f], service, backend},
+						{victims[1].Name, callers[1], victims[1].Namespace, podIPs(victims[1])[f], service, backend},
+						{"the client", outside, w.Client.Namespace, hostIPs(w.Client)[f], external, external},
+					} {
+						from := netip.AddrPortFrom(dial.from, uint16(50000+s.number*100)+i)
+						for _, network := range networks {
 							lab.Must(t, forgeFirst(attacker, network, from, dial.vip))
 							answer, err := answerTo(dial.caller, lab.Exchange{Network: network, Address: dial.to.String(), From: from.String(), Timeout: dialTimeout})
 							if err != nil || answer.Name != s.backends[0].name {
 								t.Errorf("%s, %s of %s to %s: %q, %v", f, network, dial.name, s.name(), answer.Name, err)
 							}
+						}
+						lab.Must(t, forgeFirst(attacker, "sctp", from, dial.vip))
+						if _, err := lab.MustSCTP(t, dial.ns, from.Addr(), from.Port()).Associate(dial.to, dialTimeout); err != nil {
+							t.Errorf("%s, SCTP of %s to %s: %v", f, dial.name, s.name(), err)
 						}
 					}
 				}

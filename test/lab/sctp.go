@@ -153,11 +153,14 @@ func (p *SCTPPeer) Associate(server netip.AddrPort, timeout time.Duration) (saw 
 			return "", err
 		}
 		got, err := p.receive()
+		for err == nil && got.tag != p.tag { // of another association: RFC 9260, 8.5
+			got, err = p.receive()
+		}
 		if err != nil {
 			return "", fmt.Errorf("answer to chunk %d: %w", step.send, err)
 		}
-		if got.chunk != step.want || got.from != server || got.tag != p.tag {
-			return "", fmt.Errorf("answer to chunk %d is %d, tag %x, from %s", step.send, got.chunk, got.tag, got.from)
+		if got.chunk != step.want || got.from != server {
+			return "", fmt.Errorf("answer to chunk %d is %d, from %s", step.send, got.chunk, got.from)
 		}
 		if got.chunk == chunkInitAck {
 			tag = binary.BigEndian.Uint32(got.contents)
