@@ -150,8 +150,10 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt)
 	}
 	if (!why)
 		why = put_entries(pkt);
-	if (why)
+	if (why) {
 		release(HOOK_INGRESS, FLOW_TO_CLIENT);
+		release(HOOK_INGRESS, FLOW_FROM_BACKEND);
+	}
 	return why;
 }
 
