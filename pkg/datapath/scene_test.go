@@ -45,6 +45,8 @@ func scenes() map[string]scene {
 		"half close":           sceneHalfClose,
 		"hand on":              sceneHandOn,
 		"storm":                sceneStorm,
+		"two threads":          sceneTwoThreads,
+		"sticky connects":      sceneStickyConnects,
 	}
 }
 
