@@ -218,6 +218,39 @@ func TestStrangersPacketForTheStack(t *testing.T) {
 	}
 }
 
+// A datagram has no numbers to show, so a stranger's makes the flow pass the stack: once, with two entries more, which
+// take no room in flows that UDP has not.
+func TestStrangersDatagramForTheStack(t *testing.T) {
+	for _, roomless := range []bool{false, true} {
+		t.Run(fmt.Sprintf("without room: %v", roomless), func(t *testing.T) {
+			each(t, []place{turning}, func(t *testing.T, w *world, p place) {
+				c := begin(t, w, p, layers.IPProtocolUDP, remotePod)
+				c.establish(t)
+				if roomless {
+					w.use(t, w.room(t), w.room(t))
+					defer w.use(t, 0, 0)
+				}
+				strange := udp(client, clusterIP).bearing("stranger").withExtras(1)
+				for range 3 {
+					w.ingress(t, p, strange).becomes(strange.to(remotePod), maps.ReasonFlow)
+				}
+				var open, half int
+				for _, e := range w.entries(t) {
+					if e.halfOpen {
+						half++
+					} else {
+						open++
+					}
+				}
+				if open+half != 4 || (half != 0) != roomless {
+					t.Errorf("%d entries are in flows, and %d are not, want four in all", open, half)
+				}
+				c.throughStack(t)
+			})
+		})
+	}
+}
+
 // Flows fill their part of the table, turned around. When a firewall appears, all of them pass the stack: the table gets no
 // more entries than it has room for, so the kernel evicts no idle connection.
 func TestManyFlowsGoThroughTheStack(t *testing.T) {
