@@ -1,12 +1,14 @@
 package reconcile
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/sluice-lb/sluice/maps"
+	"github.com/sluice-lb/sluice/pkg/lb"
 )
 
 // However many entries there are, a step of a comparison looks at few: changes have their turns in between.
@@ -108,6 +110,45 @@ func TestStrangeEntryIsClaimedMeanwhile(t *testing.T) {
 	}
 	if _, there := fakes.FrontendIDs.Entries[key]; !there || len(c.Found) != 200 || len(c.Errs) > 0 {
 		t.Errorf("the Service has its frontend: %t; %d are found, want the 200 others: %v", there, len(c.Found), c.Errs)
+	}
+}
+
+// While ports of a Service go, the name of each that stays is compared: one that differs is restored, not removed.
+func TestPortsGoDuringAComparison(t *testing.T) {
+	const ports = 200
+	some := func(from int) (lb.ServiceName, lb.Resolution) {
+		name, res := clusterIP(1, 1, 0)
+		frontend := res.Frontends[0]
+		res.Frontends = nil
+		for i := from; i < ports; i++ {
+			frontend.Key.Port, frontend.Port.Port = uint16(i+1), fmt.Sprint("port-", i)
+			res.Frontends = append(res.Frontends, frontend)
+		}
+
+		return name, res
+	}
+	fakes, clock := maps.NewFakes(1<<14), newTestClock()
+	r := mustNew(t, fakes.Tables, clock)
+	name, res := some(0)
+	r.Set(name, time.Time{}, res)
+	mustApply(t, r)
+	for id := range fakes.ServicePorts.Entries {
+		fakes.ServicePorts.Entries[id] = maps.ServicePort{}
+	}
+	c, gone := r.Compare(true), 0
+	for range c.Steps() {
+		if r.servicePorts.changed != nil {
+			gone++
+			name, res := some(gone)
+			r.Set(name, time.Time{}, res)
+			applyAll(t, r, clock)
+		}
+	}
+	if names := len(fakes.ServicePorts.Entries); gone == 0 || names != ports-gone || len(c.Errs) > 0 {
+		t.Errorf("after %d ports of %d went, there are %d names; %v", gone, ports, names, c.Errs)
+	}
+	if found, err := r.Drift(false); len(found) > 0 || err != nil {
+		t.Errorf("found %v, %v", found, err)
 	}
 }
 

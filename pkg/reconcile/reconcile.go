@@ -486,8 +486,8 @@ func (r *Reconciler) nextDue(now time.Time) *service {
 // names yields what was written to service_ports.
 func (r *Reconciler) names(yield func(uint32, maps.ServicePort) bool) {
 	for _, svc := range r.services {
-		for i := 0; i < len(svc.ports); i++ { // ports may come and go while others are yielded
-			if p := svc.ports[i]; p.named && !yield(p.id, p.label()) {
+		for _, p := range slices.Clone(svc.ports) { // ports may come and go while others are yielded
+			if p.named && !yield(p.id, p.label()) {
 				return
 			}
 		}
