@@ -446,11 +446,13 @@ func TestHealNoFalseSuspicion(t *testing.T) {
 // exchange has a client send the first datagram of a socket. The backend answers it with a chance.
 func (s *simulation) exchange(client int, answered float64) {
 	backend := slices.Index(s.backends, s.step(healStepOpSTEP_PICK, -1, client, 0, 0))
-	if s.behave(backend, client).lost || s.random.Float64() >= answered {
-		return
-	}
 	begun := s.now
-	s.after(time.Millisecond, func() { s.step(healStepOpSTEP_DATAGRAM, backend, client, 0, begun) })
+	switch b := s.behave(backend, client); {
+	case b.refused:
+		s.after(time.Millisecond, func() { s.step(healStepOpSTEP_FAILURE, backend, client, maps.HealthRefused, begun) })
+	case !b.lost && s.random.Float64() < answered:
+		s.after(time.Millisecond, func() { s.step(healStepOpSTEP_DATAGRAM, backend, client, 0, begun) })
+	}
 }
 
 // exchanges has random clients begin exchanges of datagrams at a rate per second for a while.
@@ -485,7 +487,8 @@ func TestHealSeldomAnswered(t *testing.T) {
 
 				return n
 			}
-			s.exchanges(30*time.Second, test.rate, test.clients, test.answered)
+			known := max(30*time.Second, time.Duration(60/(test.rate*test.answered)*float64(time.Second))) // by 60 answers
+			s.exchanges(known, test.rate, test.clients, test.answered)
 			before, suspects := passed(), s.suspects()
 			s.exchanges(60*time.Second, test.rate, test.clients, test.answered)
 			if n := passed() - before; float64(n) > 0.005*60*test.rate || test.answered > 0.1 && n+suspects > 0 {
@@ -498,6 +501,68 @@ func TestHealSeldomAnswered(t *testing.T) {
 			s.exchanges(test.within, test.rate, test.clients, test.answered)
 			if h := s.health(1); !h.IsSuspect() {
 				t.Errorf("%v after it has died, a backend is %+v", test.within, h)
+			}
+		})
+	}
+}
+
+// A backend whose datagrams get no answer, while all others' do, stays a suspect for as long as that lasts.
+func TestHealDatagramsOfDead(t *testing.T) {
+	for name, dead := range map[string]behaviour{"lost": {lost: true}, "refused": {refused: true}} {
+		for _, rate := range []float64{10, 100} {
+			t.Run(fmt.Sprintf("%s, %v a second", name, rate), func(t *testing.T) {
+				s := newSimulation(t, 3, maps.Pool{})
+				s.exchanges(10*time.Second, rate, 10, 1)
+				s.behave = func(backend, _ int) behaviour {
+					if backend == 1 {
+						return dead
+					}
+
+					return behaviour{}
+				}
+				s.exchanges(20*time.Second, rate, 10, 1)
+				before := s.health(1)
+				if !before.IsSuspect() {
+					t.Fatalf("after 20 s, it is %+v", before)
+				}
+				s.exchanges(3*time.Minute, rate, 10, 1)
+				if h := s.health(1); h.Suspected != before.Suspected {
+					t.Errorf("it was a suspect since %v, and is now %+v", time.Duration(before.Suspected), h)
+				}
+			})
+		}
+	}
+}
+
+// The end of an outage does not make its silence usual: backends that remain dead stay suspects, and one that dies
+// again is noticed as before.
+func TestHealDatagramsAfterOutage(t *testing.T) {
+	for _, test := range []struct {
+		backends int
+		rate     float64
+	}{{2, 10}, {2, 100}, {4, 10}, {4, 100}} {
+		t.Run(fmt.Sprintf("two of %d backends, %v a second", test.backends, test.rate), func(t *testing.T) {
+			s := newSimulation(t, test.backends, maps.Pool{})
+			s.exchanges(10*time.Second, test.rate, 10, 1)
+			s.behave = func(backend, _ int) behaviour { return behaviour{lost: backend < 2} }
+			s.exchanges(90*time.Second, test.rate, 10, 1)
+			remains := s.health(0)
+			if !remains.IsSuspect() || !s.health(1).IsSuspect() {
+				t.Fatalf("they are %+v and %+v", remains, s.health(1))
+			}
+			s.behave = func(backend, _ int) behaviour { return behaviour{lost: backend == 0} }
+			for s.health(1).IsSuspect() && s.now < 2*time.Hour {
+				s.exchanges(time.Second, test.rate, 10, 1)
+			}
+			s.behave = func(backend, _ int) behaviour { return behaviour{lost: backend < 2} }
+			// It gets 60 exchanges, and more where these take less than a second.
+			s.exchanges(time.Second+time.Duration(60*float64(test.backends-1)/test.rate*float64(time.Second)), test.rate, 10, 1)
+			if h := s.health(1); !h.IsSuspect() {
+				t.Errorf("one that has died again is %+v", h)
+			}
+			s.exchanges(2*time.Minute, test.rate, 10, 1)
+			if h := s.health(0); h.Suspected != remains.Suspected {
+				t.Errorf("the one that remained dead was a suspect since %v, and is %+v", time.Duration(remains.Suspected), h)
 			}
 		})
 	}

@@ -266,10 +266,13 @@ enum reached {
 
 /*
  * How many datagrams' exchanges with a backend of a service port begin without an answer before one is answered, by a
- * hash of the port's id, which is the upper half of a word: see usual_silence in bpf/lib/health.h.
+ * hash of the port's id, which is the upper half of a word: see usual_silence in bpf/lib/health.h. Above its
+ * SILENCE_BITS is when an answer came last, in units of 2^SILENCE_SHIFT ns.
  */
 enum silence {
 	SILENCE_WORDS = 4096,
+	SILENCE_BITS = 20,
+	SILENCE_SHIFT = 35,
 };
 
 /*

@@ -63,11 +63,18 @@ volatile const bool config_resteer = false;
 #define REFUSALS_UNREACHABLE 2
 
 /*
- * A silence of datagrams that is this many times as long as usual is none that was seen before, and an answer
- * after a shorter one than usual takes this part of the difference away.
+ * A silence of datagrams that is SILENCE_UNUSUAL times as long as usual is none that was seen before, and one of less
+ * than SILENCE_USUAL times is usual. An answer after a shorter one takes SILENCE_PART of the difference away; after a
+ * longer one the usual silence is up to SILENCE_RISE times as long, and some: so the end of an outage, of which there
+ * is one, tells less than silences that follow each other.
  */
 #define SILENCE_UNUSUAL 8
+#define SILENCE_USUAL 4
 #define SILENCE_PART 32
+#define SILENCE_RISE 3
+
+/* How long a usual silence counts without an answer, in units of 2^SILENCE_SHIFT ns: ten minutes. */
+#define SILENCE_AGE 17
 
 /* More evidence is not counted. */
 #define MAX_EVIDENCE 10000
@@ -284,24 +291,38 @@ static __always_inline __u64 *silence_at(__u32 service_port_id)
 	return bpf_map_lookup_elem(&sl_silences, &at);
 }
 
-/*
- * usual_silence returns how many exchanges of datagrams with a backend of the service port begin before it answers one,
- * at most of late: none, or few, where all want an answer, and many where some are requests and most are not. It
- * is 0 for a port of another protocol.
- */
-static __always_inline __u32 usual_silence(__u32 service_port_id)
+/* silence_time returns a time as the words of sl_silences have it. */
+static __always_inline __u32 silence_time(__u64 now)
 {
-	const __u64 *word = silence_at(service_port_id);
-
-	return word && *word >> 32 == service_port_id ? (__u32)*word : 0;
+	return (__u32)(now >> SILENCE_SHIFT) << SILENCE_BITS;
 }
 
-/* is_unusual reports whether the silence of a backend of the service port is far longer than those before. */
-static __always_inline bool is_unusual(const struct backend_health *h, __u32 service_port_id)
+/*
+ * usual_silence returns how many exchanges of datagrams with a backend of the service port begin before it answers one,
+ * at most of late, SILENCE_PART for each: none, or few, where all want an answer, and many where some are requests and
+ * most are not. It is 0 for a port of another protocol.
+ */
+static __always_inline __u32 usual_silence(__u32 service_port_id, __u64 now)
 {
-	__u32 usual = usual_silence(service_port_id);
+	const __u64 *at = silence_at(service_port_id);
+	__u64 word = at ? *at : 0;
+	__u32 usual = word & ((1 << SILENCE_BITS) - 1);
 
-	return h->evidence >= MAX_EVIDENCE || h->evidence >= SILENCE_UNUSUAL * usual;
+	if (word >> 32 != service_port_id ||
+	    (silence_time(now) - ((__u32)word - usual)) >> SILENCE_BITS > SILENCE_AGE)
+		return 0;
+	return usual;
+}
+
+/*
+ * is_longer reports whether the silence of a backend of the service port is this many times as long as usual, or as
+ * long as one can be.
+ */
+static __always_inline bool is_longer(const struct backend_health *h, __u32 service_port_id,
+				      __u32 times, __u64 now)
+{
+	return h->evidence >= MAX_EVIDENCE ||
+	       h->evidence * SILENCE_PART >= times * usual_silence(service_port_id, now);
 }
 
 static __always_inline void forget_evidence(struct backend_health *h)
@@ -330,7 +351,9 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 
 	if (!(h->evidence | h->refusals) || elapsed(now, h->unanswered) > EVIDENCE_AGE) {
 		h->unanswered = begun;
-		forget_evidence(h);
+		h->refusals = 0;
+		if (!h->suspected) /* what has made a suspect is valid until it answers */
+			forget_evidence(h);
 	}
 	reaches = reached_since(service_port_id, client, h->unanswered);
 	if (h->evidence < MAX_EVIDENCE)
@@ -346,12 +369,15 @@ static __always_inline void add_evidence(struct backend_health *h, __u32 service
 	several = are_several(h->clients);
 	times = several ? 1 : 2;
 	waited = elapsed(now, h->unanswered);
-	unusual = is_unusual(h, service_port_id);
+	unusual = is_longer(h, service_port_id, SILENCE_UNUSUAL, now);
 	silent = unusual && h->evidence_reaching >= times * EVIDENCE_ENOUGH && waited >= SILENCE;
 	unreached = unusual && h->evidence >= 2 * EVIDENCE_ENOUGH && waited >= LONG_SILENCE &&
 		    are_several(h->clients & ~h->clients_reaching);
 	refuses = h->refusals >= times * REFUSALS_ENOUGH && reaches && cause >= HEALTH_REFUSED;
-	if (h->suspected && !unusual) { /* it was not known yet that such a silence is usual */
+	/* It was not known yet that such a silence is usual. It goes on, with all that was noted of it. */
+	if (h->suspected && h->cause < HEALTH_REFUSED &&
+	    !is_longer(h, service_port_id, SILENCE_USUAL, now)) {
+		h->unanswered = now;
 		h->suspected = 0;
 		h->cleared = now;
 	}
@@ -496,17 +522,20 @@ __noinline int note_datagram(__u32 backend_id, __u32 service_port_id, __u32 clie
 			     __u64 now)
 {
 	const struct backend_health *h = health_place(backend_id);
-	__u64 *word = silence_at(service_port_id);
+	__u64 *word = silence_at(service_port_id), new;
 	__u32 usual, ended;
 
 	if (!config_heal || !h || !word)
 		return 0;
-	usual = usual_silence(service_port_id);
-	ended = h->id == backend_id ? h->evidence : 0;
+	usual = usual_silence(service_port_id, now);
+	ended = h->id == backend_id ? h->evidence * SILENCE_PART : 0;
 	if (ended < usual)
 		ended = usual - (usual - ended + SILENCE_PART - 1) / SILENCE_PART;
-	if (ended != usual)
-		*word = (__u64)service_port_id << 32 | ended;
+	else if (ended > SILENCE_RISE * (usual + SILENCE_PART))
+		ended = SILENCE_RISE * (usual + SILENCE_PART);
+	new = (__u64)service_port_id << 32 | silence_time(now) | ended;
+	if ((usual || ended) && *word != new)
+		*word = new;
 	return note_success(backend_id, service_port_id, client, begun, now);
 }
 
