@@ -15,8 +15,8 @@
 
 /*
  * own_bound_addr is bound_addr for an address that the network namespace has. Any socket can be bound to others
- * (IP_FREEBIND), and send nothing from there. That a namespace has an address is known for up to some seconds. Its
- * hash is none of what a socket has dialled, so that no socket is what it claims by dialling that.
+ * (IP_FREEBIND), and send nothing from there. That a namespace has an address is known for up to some seconds. The
+ * cookie is inverted, so that its hash differs from that of an address which a socket has dialed.
  */
 static __always_inline bool own_bound_addr(struct bpf_sock_addr *ctx, bool v6, struct addr *a)
 {

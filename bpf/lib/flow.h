@@ -67,7 +67,7 @@ static __always_inline bool has_share(__u8 proto)
 
 #define REFRESH_NS 1000000000ULL
 
-/* The unit of flow.ack of UDP is 2^CHECKED_SHIFT ns, and datagrams of a client are checked again after so many. */
+/* The unit of flow.ack of UDP is 2^CHECKED_SHIFT ns, and datagrams of a client are checked again after CHECKED_FOR such. */
 #define CHECKED_SHIFT 27
 #define CHECKED_FOR 7
 

@@ -35,7 +35,8 @@ struct error_v6 {
  * take_token takes a token of a bucket that gets one each token_ns and holds at most most, and is
  * false if there is none. CPUs that ask at once take no token twice: each adds its own before it looks
  * whether that was there, and gives it back if not. Only that a bucket has rested is written over by
- * several, so that each may take a token more after a rest.
+ * several: one that is interrupted between its look and its write gives back what the others have taken, up to all that
+ * the bucket holds.
  */
 static __always_inline bool take_token(const struct addr *owner, __u64 now, __u64 token_ns,
 				       __u64 most)

@@ -154,7 +154,9 @@ static __always_inline bool is_unseen(__u32 ifindex)
 
 /*
  * encrypts reports whether the stack has policies of IPsec. It has applied them to a packet at egress as it has routed
- * that: one that leaves by another route, or to another backend, may have to be encrypted, or not to leave.
+ * that: one that leaves by another route, or to another backend, may have to be encrypted, or not to leave. Datagrams of a process of this node to a
+ * Service's address, of a socket that has connected before there was a backend, leave by the route to the backend without
+ * that: the policies were applied to the Service's address.
  */
 static __always_inline bool encrypts(struct __sk_buff *ctx)
 {
