@@ -276,6 +276,7 @@ func TestFlowYieldsToADirectExchange(t *testing.T) {
 // flow stays. A datagram whose sender is not behind the device ends no flow either.
 func TestFlowOutlivesItsOwnDatagrams(t *testing.T) {
 	each(t, []place{uplink, podVeth}, func(t *testing.T, w *world, p place) {
+		w.isAbove(t, "eth0")
 		c := begin(t, w, p, layers.IPProtocolUDP, hostPod)
 		for _, seen := range []place{uplink, podVeth} {
 			if seen.class == maps.DevicePods && p.class == maps.DevicePods {
@@ -284,6 +285,60 @@ func TestFlowOutlivesItsOwnDatagrams(t *testing.T) {
 			w.ingress(t, seen, udp(p.client, hostPod)).passes(maps.ReasonPassNoFrontend)
 		}
 		c.establish(t)
+	})
+}
+
+// At an uplink, a first packet to a Service shows no more of who has sent it than one to a backend. So what goes to a
+// backend and a flow that has the same client, port and backend go on side by side, whichever of them is forged.
+func TestExchangeBesideAFlow(t *testing.T) {
+	for _, proto := range []layers.IPProtocol{layers.IPProtocolTCP, layers.IPProtocolUDP} {
+		for _, answered := range []bool{false, true} {
+			for _, backend := range []string{portPod, hostPod} {
+				t.Run(fmt.Sprintf("%s to %s, answered: %t", proto, backend, answered), func(t *testing.T) {
+					each(t, uplinks, func(t *testing.T, w *world, p place) {
+						c := begin(t, w, p, proto, backend)
+						if answered {
+							c.establish(t)
+						}
+						asks := first(proto, p.client, backend).numbered(1 << 20)
+						o := w.ingress(t, p, asks)
+						port := maps.Port(w.flowOf(t, p.client, backend).StackPort)
+						if port == at(p.client).Port() {
+							t.Fatal("the backend sees the port of the flow")
+						}
+						o.becomes(asks.fromPort(port), maps.ReasonTranslated)
+						hears := answer(proto, backend, p.client).acks(1<<20 + 1)
+						w.egress(t, p, hears.toPort(port)).becomes(hears, maps.ReasonFlow)
+						if !answered {
+							c.establish(t)
+						}
+						for range 2 {
+							asks = second(proto, p.client, backend).numbered(1<<20 + 1)
+							w.ingress(t, p, asks).becomes(asks.fromPort(port), maps.ReasonFlow)
+							hears = third(proto, backend, p.client).acks(1<<20 + 1)
+							w.egress(t, p, hears.toPort(port)).becomes(hears, maps.ReasonFlow)
+							c.says(t, second(proto, p.client, clusterIP))
+							c.hears(t, third(proto, backend, p.client))
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A flow that has expired holds nothing against an exchange with its backend.
+func TestExchangeAfterAFlow(t *testing.T) {
+	each(t, []place{uplink}, func(t *testing.T, w *world, p place) {
+		begin(t, w, p, layers.IPProtocolUDP, portPod)
+		for _, e := range w.entries(t) {
+			e.flow.Created -= uint64(time.Hour)
+			e.flow.LastSeen -= uint64(time.Hour)
+			w.put(t, e)
+		}
+		w.ingress(t, p, udp(p.client, portPod)).passes(maps.ReasonPassNoFrontend)
+		w.egress(t, p, udp(portPod, p.client)).passes(maps.ReasonPassOtherTraffic)
+		w.holds(t, 0, true)
 	})
 }
 

@@ -207,7 +207,8 @@ func (c *crowd) concerns(frame []byte, ethernet, egress bool) bool {
 		return false
 	}
 	if !egress {
-		return c.ours[dst] || c.family.prefix("8.0.97.0/24").Contains(dst)
+		// What goes to a backend itself may do so beside a flow: see open_beside.
+		return c.ours[dst] || c.family.prefix("8.0.97.0/24").Contains(dst) || c.flow[src] && c.flow[dst]
 	}
 	// At egress, errors may come from any router on the path.
 	d, ok := dissect(frame, at)

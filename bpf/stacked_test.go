@@ -50,6 +50,7 @@ func TestTranslatedOnce(t *testing.T) {
 				t.Run(fmt.Sprintf("%s to %s", proto, backend), func(t *testing.T) {
 					each(t, []place{below}, func(t *testing.T, w *world, p place) {
 						s := stack{w, below, uplink}
+						w.isAbove(t, uplink.device)
 						w.serve(t, service{at: []string{clusterIP}, proto: proto, to: []string{backend}})
 						says := func(in packet, why maps.Reason) {
 							t.Helper()

@@ -175,6 +175,15 @@ func (w *world) turn(t testing.TB, devices ...string) {
 	}
 }
 
+// isAbove has packets from the wire pass another device before this one.
+func (w *world) isAbove(t testing.TB, device string) {
+	t.Helper()
+	value, _, err := w.maps.Devices.Lookup(w.index(device))
+	lab.Must(t, err)
+	value.Flags |= maps.DeviceAbove
+	lab.Must(t, w.maps.Devices.Put(w.index(device), value))
+}
+
 func (w *world) index(device string) uint32 { return uint32(w.links[device].Attrs().Index) }
 
 // mapAddr is an address of the plan as maps have it, in the family of w.

@@ -185,6 +185,7 @@ const (
 	abiDeviceFlagDEVICE_LEADS_OUT abiDeviceFlag = 2
 	abiDeviceFlagDEVICE_UNSEEN    abiDeviceFlag = 4
 	abiDeviceFlagDEVICE_ENCRYPTS  abiDeviceFlag = 8
+	abiDeviceFlagDEVICE_ABOVE     abiDeviceFlag = 16
 )
 
 type abiFlow struct {

@@ -70,11 +70,14 @@ const DeviceTurns = uint32(abiDeviceFlagDEVICE_TURNS)
 // DeviceLeadsOut is a flag of a [Device]: it leads to other hosts only, and to no pod of this node.
 const DeviceLeadsOut = uint32(abiDeviceFlagDEVICE_LEADS_OUT)
 
-// DeviceUnseen is a flag of a [Device]: it does not lead out, and no program is attached to it, nor to a port of it.
+// DeviceUnseen is a flag of a [Device]: it does not lead out, and what leaves by it passes no program there, nor at a port of it.
 const DeviceUnseen = uint32(abiDeviceFlagDEVICE_UNSEEN)
 
 // DeviceEncrypts is a flag of a [Device]: the node has policies of IPsec, which the stack applies as it routes.
 const DeviceEncrypts = uint32(abiDeviceFlagDEVICE_ENCRYPTS)
+
+// DeviceAbove is a flag of a [Device]: packets from the wire pass another device here first, as they do below an ipvlan.
+const DeviceAbove = uint32(abiDeviceFlagDEVICE_ABOVE)
 
 // FlowKeyOf returns the key of a packet as it arrives at a hook.
 func FlowKeyOf(hook, protocol uint8, src, dst netip.AddrPort) FlowKey {

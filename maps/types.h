@@ -428,8 +428,11 @@ enum device_flag {
 	DEVICE_TURNS =
 		1, /* packets may leave by it without passing the stack: see bpf/lib/route.h */
 	DEVICE_LEADS_OUT = 2, /* to other hosts only, and to no pod of this node */
-	DEVICE_UNSEEN = 4, /* neither, and no program is attached to it, nor to a port of it */
+	/* It does not lead out, and what leaves by it passes no program there, nor at a port of it. */
+	DEVICE_UNSEEN = 4,
 	DEVICE_ENCRYPTS = 8, /* the stack has policies of IPsec: see encrypts in bpf/lib/route.h */
+	/* Packets from the wire pass another device here first: that below an ipvlan, a port of the bridge below a VLAN. */
+	DEVICE_ABOVE = 16,
 };
 
 /* Prefix lengths count from the first bit after prefix_len. */

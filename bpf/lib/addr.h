@@ -162,7 +162,7 @@ static __always_inline bool is_service_cidr(const struct addr *a)
 
 /*
  * No packet has port 0. Its byte in port_filter is set if there has been a direct connection to a
- * backend with a flow of its own, or a flow that a datagram may end: see open_beside.
+ * backend with a flow of its own, or a flow beside which a datagram may begin one, or that it ends: see open_beside.
  */
 #define DIRECT_PORT 0
 

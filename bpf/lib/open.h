@@ -134,7 +134,7 @@ static __always_inline int remember(struct __sk_buff *ctx, struct packet *pkt)
 	int why = REASON_NEXT;
 
 	set_backend(ctx);
-	if (f->proto == IPPROTO_UDP && !(f->flags & FLOW_BY_UPLINKS))
+	if (f->proto == IPPROTO_UDP && !(f->flags & FLOW_BY_UPLINKS && is_masqueraded(f)))
 		note_port(DIRECT_PORT); /* see yield_to_datagram */
 	if (is_masqueraded(f) && try_turn(ctx, pkt, &pkt->backend))
 		f->flags |= FLOW_TURNED | FLOW_SENT;
@@ -504,57 +504,91 @@ static __always_inline void make_direct(struct packet *pkt)
 }
 
 /*
- * yield_to_datagram handles a datagram to no frontend, of a sender that is behind the device: it ends a flow that
- * would translate the answer, which is that of the sender's own exchange. A socket of a pod may have the port of an
- * earlier one that had no socket hook, and a foreign flow that of another host. No other flow yields: the datagram
- * may be its own, which a device below this one, such as that of an ipvlan, has translated. It is global, so that the
- * verifier walks it once.
+ * may_go_beside reports whether the packet at hand, of the tuple of pkt->gone at the backend, can begin an exchange of
+ * its own beside that flow of a client outside: its answers pass this node, and it is not one of that flow which a device
+ * below this one has translated.
+ */
+static __always_inline bool may_go_beside(struct __sk_buff *ctx, const struct packet *pkt)
+{
+	__u32 device = ctx->ifindex;
+	const struct device *dev = bpf_map_lookup_elem(&sl_devices, &device);
+
+	return config_device_class == DEVICE_UPLINK && dev && !(dev->flags & DEVICE_ABOVE) &&
+	       pkt->gone.flags & FLOW_BY_UPLINKS && !is_masqueraded(&pkt->gone);
+}
+
+/*
+ * yield_to_datagram handles a datagram to no frontend whose answers a flow would translate, and reports whether it begins
+ * an exchange beside that flow, which is in pkt->gone. Otherwise a flow of a pod, and a foreign one, end if the sender is
+ * behind the device: the answers are those of its own exchange. A socket of a pod may have the port of an earlier one that
+ * had no socket hook, and a foreign flow that of another host. At an uplink neither of the two shows who has sent it,
+ * so both go on. No other flow yields: the datagram may be its own, which a device below this one has translated. It is
+ * global, so that the verifier walks it once.
  */
 __noinline int yield_to_datagram(struct __sk_buff *ctx)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 
 	if (!pkt)
-		return 0;
+		return false;
 	reversed(&pkt->ip.key, &pkt->key);
 	pkt->key.hook = HOOK_EGRESS;
 	if (!copy_holder(pkt,
 			 half_open_at(&pkt->key) ?: bpf_map_lookup_elem(&sl_flows, &pkt->key)) ||
 	    pkt->gone.role != FLOW_TO_CLIENT)
-		return 0;
+		return false;
 	if (!is_foreign(&pkt->gone) &&
 	    (config_device_class != DEVICE_PODS || !(pkt->gone.flags & FLOW_BY_PODS)))
-		return 0;
+		return may_go_beside(ctx, pkt);
 	find_back(ctx, pkt, &pkt->ip.key.dst, &pkt->ip.key.src);
 	if (is_behind_device(ctx, pkt))
 		forget_all(pkt);
-	return 0;
+	return false;
 }
 
 /*
- * open_beside handles the first segment of a TCP connection to no frontend: it opens a flow if the
- * client's port already has a flow to that very backend. It is for TCP only, because no datagram
- * is known to be the first. It is global, so that the verifier walks it once.
+ * find_beside reports whether the packet at hand, to no frontend, begins a connection or an exchange from a port whose
+ * flow already has that very backend, and copies that flow to pkt->gone. One that is half open may be forged, and the
+ * answer to its first packet is not that to another one.
+ */
+static __always_inline bool find_beside(struct __sk_buff *ctx, struct packet *pkt)
+{
+	const struct flow *half_open;
+
+	if (pkt->ip.key.proto == IPPROTO_UDP)
+		return yield_to_datagram(ctx);
+	if (pkt->ip.key.proto != IPPROTO_TCP)
+		return false;
+	reversed(&pkt->ip.key, &pkt->key);
+	pkt->key.hook = HOOK_EGRESS;
+	half_open = config_device_class == DEVICE_UPLINK ? half_open_at(&pkt->key) : NULL;
+	if (!copy_holder(pkt, half_open ?: bpf_map_lookup_elem(&sl_flows, &pkt->key)) ||
+	    pkt->gone.role != FLOW_TO_CLIENT)
+		return false;
+	return half_open ? may_go_beside(ctx, pkt) : !has_ended(HOOK_INGRESS);
+}
+
+/*
+ * open_beside handles the first segment of a TCP connection, or a datagram, to no frontend: it opens a flow if the
+ * client's port already has a flow to that very backend. It is global, so that the verifier walks it once.
  */
 __noinline int open_beside(struct __sk_buff *ctx)
 {
 	struct packet *pkt = packet_at(HOOK_INGRESS);
 	int why;
 
-	if (pkt && pkt->ip.key.proto == IPPROTO_UDP)
-		yield_to_datagram(ctx);
-	if (!pkt || pkt->ip.key.proto != IPPROTO_TCP)
-		return REASON_PASS_NO_FRONTEND;
-	reversed(&pkt->ip.key, &pkt->key);
-	pkt->key.hook = HOOK_EGRESS;
-	if (!copy_holder(pkt, bpf_map_lookup_elem(&sl_flows, &pkt->key)) ||
-	    pkt->gone.role != FLOW_TO_CLIENT || has_ended(HOOK_INGRESS))
+	if (!pkt || !find_beside(ctx, pkt))
 		return REASON_PASS_NO_FRONTEND;
 	pkt->flow = pkt->gone;
 	make_direct(pkt);
 	find_back(ctx, pkt, &pkt->flow.backend, &pkt->ip.key.src);
 	if (!is_behind_device(ctx, pkt))
 		return REASON_PASS_NO_FRONTEND;
+	if (config_device_class == DEVICE_UPLINK && pkt->flow.proto == IPPROTO_UDP &&
+	    hold_on_tuple(pkt, &pkt->gone) == HOLD_NONE) {
+		forget_all(pkt);
+		return REASON_PASS_NO_FRONTEND;
+	}
 	note_port(DIRECT_PORT);
 	why = reserve_port(ctx, FLOW_TO_CLIENT);
 	evict(pkt);

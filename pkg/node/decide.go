@@ -16,6 +16,8 @@ type Decision struct {
 	// LeadsOut is set if the device leads to other hosts, and to no pod of this node, whatever its class
 	// is by configuration.
 	LeadsOut bool
+	// Above is set if packets from the wire pass another device of this node first.
+	Above bool
 	// Reason is a text for the operator.
 	Reason string
 }
@@ -34,7 +36,7 @@ func Decide(devices []Device, rules Rules) []Decision {
 	decisions := make([]Decision, 0, len(devices))
 	for _, device := range devices {
 		class, reason := d.decide(device)
-		decision := Decision{Device: device, Class: class, LeadsOut: d.leadsOut(device), Reason: reason}
+		decision := Decision{Device: device, Class: class, LeadsOut: d.leadsOut(device), Above: d.isAbove(device), Reason: reason}
 		if d.devices[device.Master].Kind == "bridge" {
 			decision.Bridge = device.Master
 		}
@@ -86,13 +88,33 @@ func (d *decider) named(device Device) (Pattern, bool) {
 			return only, true
 		}
 		lower, ok := d.devices[device.Lower]
-		if !ok {
+		if !ok || device.Kind != "vlan" {
 			break
 		}
 		device = lower
 	}
 
 	return Pattern{}, false
+}
+
+// isAbove reports [Decision.Above]. The programs of most devices leave the packets of VLANs to these, and a bridge passes
+// them on without their tag.
+func (d *decider) isAbove(device Device) bool {
+	if _, here := d.devices[device.Peer]; here {
+		return true
+	}
+	for range d.devices {
+		lower, ok := d.devices[device.Lower]
+		if !ok {
+			break
+		}
+		if device.Kind != "vlan" || lower.Kind == "bridge" || d.devices[lower.Master].Kind == "bridge" {
+			return true
+		}
+		device = lower
+	}
+
+	return false
 }
 
 // unusable are the kinds of devices whose packets the stack does not see, and why.

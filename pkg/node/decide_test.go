@@ -267,6 +267,37 @@ dummy0  dummy -> x`)
 	}
 }
 
+// What comes from the wire passes the devices below a macvlan, an ipvlan, a VLAN of a bridge, and one end of a pair, first.
+func TestDevicesAboveOthers(t *testing.T) {
+	devices, _ := parseTopology(t, `
+eth0      - net=192.168.50.1/24 -> x
+eth0.1    vlan on=eth0 net=192.168.51.1/24 -> x
+eth0.1.2  vlan on=eth0.1 -> x
+shim0     macvlan on=eth0 net=192.168.52.1/24 -> x
+shim1     ipvlan on=eth0.1 -> x
+shim1.3   vlan on=shim1 -> x
+far0      macvlan net=192.168.53.1/24 -> x
+flannel.1 vxlan gw=10.244.2.0 -> x
+br0       bridge net=192.168.54.1/24 -> x
+nic0      - master=br0 -> x
+br0.4     vlan on=br0 -> x
+br0.4.5   vlan on=br0.4 -> x
+nic0.6    vlan on=nic0 -> x
+net0      veth peer=host0 net=10.244.1.1/24 -> x
+host0     veth peer=net0 -> x
+pod0      veth -> x`)
+	var got []string
+	for _, d := range Decide(devices, Rules{}) {
+		if d.Above {
+			got = append(got, d.Name)
+		}
+	}
+	want := []string{"shim0", "shim1", "shim1.3", "br0.4", "br0.4.5", "nic0.6", "net0", "host0"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v are above others, want %v", got, want)
+	}
+}
+
 // parseTopology gives devices the indices 10, 11 and so on.
 func parseTopology(t *testing.T, text string) ([]Device, []string) {
 	t.Helper()

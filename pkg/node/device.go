@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -32,7 +33,8 @@ type Device struct {
 	Master int
 	// Peer is the other end of a pair if that is in this network namespace, or 0.
 	Peer int
-	// Lower is the device of which this one is a VLAN if that is in this network namespace, or 0.
+	// Lower is the device of which this one is a VLAN, or above which it is a macvlan or an ipvlan, if that is in this
+	// network namespace, or 0.
 	Lower int
 	// PeerNetns is 1 + the number by which the kernel knows the namespace of the other end in this one,
 	// or 0 if there is none.
@@ -94,7 +96,7 @@ func deviceOf(link netlink.Link) Device {
 		device.Kind = "tun"
 	}
 	device.TakesFrames = takesFrames(device, link)
-	if device.Kind == "vlan" && attrs.NetNsID < 0 {
+	if slices.Contains([]string{"vlan", "macvlan", "ipvlan"}, device.Kind) && attrs.NetNsID < 0 {
 		device.Lower = attrs.ParentIndex
 	}
 	// A peer in another namespace comes with the number of that namespace.

@@ -116,7 +116,7 @@ func TestDevices(t *testing.T) {
 		"ifb0":      {Kind: "ifb", LinkLayer: LinkEthernet},
 		"tap0":      {Kind: "tun", LinkLayer: LinkEthernet},
 		"tun0":      {Kind: "tun", LinkLayer: LinkIP},
-		"macvlan0":  {Kind: "macvlan", LinkLayer: LinkEthernet, TakesFrames: true},
+		"macvlan0":  {Kind: "macvlan", LinkLayer: LinkEthernet, TakesFrames: true, Lower: devices["here"].Index},
 	}
 	for name, d := range want {
 		d.Name = name
@@ -352,15 +352,17 @@ func TestSourcesAreTheKernels(t *testing.T) {
 	}
 }
 
-// A VLAN shows the device that it is of, unless that is in another namespace.
-func TestVLANOfADevice(t *testing.T) {
+// A device that passes the packets of another one shows that, unless it is in another namespace.
+func TestDeviceBelow(t *testing.T) {
 	for _, test := range []struct {
 		link netlink.Link
 		want int
 	}{
 		{&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 7, NetNsID: -1}}, 7},
 		{&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 7, NetNsID: 2}}, 0},
-		{&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 7, NetNsID: -1}}, 0},
+		{&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 7, NetNsID: -1}}, 7},
+		{&netlink.IPVlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 7, NetNsID: 0}}, 0},
+		{&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 7, NetNsID: -1}}, 0},
 	} {
 		if d := deviceOf(test.link); d.Lower != test.want {
 			t.Errorf("%s: the device below is %d, want %d", test.link.Type(), d.Lower, test.want)

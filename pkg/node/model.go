@@ -285,6 +285,9 @@ func entriesOf(decisions []Decision, turns, encrypts bool) map[uint32]maps.Devic
 		if encrypts {
 			entry.Flags |= maps.DeviceEncrypts
 		}
+		if d.Above {
+			entry.Flags |= maps.DeviceAbove
+		}
 		entries[uint32(d.Index)] = entry
 	}
 

@@ -299,6 +299,11 @@ func TestDeviceEntries(t *testing.T) {
 			Decision{Device: Device{Index: 8, LinkLayer: LinkEthernet}, LeadsOut: true},
 			maps.Device{Flags: maps.DeviceLeadsOut},
 		},
+		{
+			"an ipvlan",
+			Decision{Device: Device{Index: 9, LinkLayer: LinkEthernet}, Class: ClassUplink, LeadsOut: true, Above: true},
+			maps.Device{Flags: maps.DeviceLeadsOut | maps.DeviceAbove},
+		},
 	} {
 		t.Run("it is "+test.name, func(t *testing.T) {
 			want := map[uint32]maps.Device{uint32(test.decision.Index): test.entry}

@@ -164,6 +164,9 @@ func deviceText(ifindex uint32, v maps.Device) (string, string) {
 	if v.Flags&maps.DeviceEncrypts != 0 {
 		parts = append(parts, "encrypts")
 	}
+	if v.Flags&maps.DeviceAbove != 0 {
+		parts = append(parts, "above")
+	}
 
 	return fmt.Sprintf("device %d", ifindex), orNothing(parts)
 }

@@ -275,13 +275,14 @@ func dialAs(ns *lab.Namespace, from net.Addr, to string) (conn net.Conn, err err
 	return conn, err
 }
 
-// TestForgedFirstPackets has a pod send first packets to a Service in the name of others, from ports that these use:
-// a pod of the other node and one beside it, which talk to the Service's backend as their socket hooks have it, and a
-// client outside, which dials the Service itself. Connections that are open go on, and new ones, associations and
-// datagrams are answered. Routes do not tell pods behind one bridge apart: there, netfilter has to track the
-// connections.
+// TestForgedFirstPackets has a pod and a host outside send first packets to a Service in the name of others, from ports
+// that these use: a pod of the other node and one beside it, which talk to the Service's backend as their socket hooks
+// have it, and a client outside, which dials the Service itself. Connections that are open go on, and new ones,
+// associations and datagrams are answered. Routes do not tell pods behind one bridge apart: there, netfilter has to track
+// the connections.
 //
 //	pod-1-0 ─── first packets "from pod-2-0", "from pod-1-2" ──▶ ClusterIP ──▶ pod-1-1, or another Service's pod-2-1
+//	client ──── first packets "from pod-2-0" ──▶ load balancer ──▶ the same
 //	pod-2-0, pod-1-2 ══ connections, datagrams ═════════════════════════════▶ pod-1-1, pod-2-1
 func TestForgedFirstPackets(t *testing.T) {
 	t.Parallel()
@@ -324,21 +325,23 @@ func TestForgedFirstPackets(t *testing.T) {
 					}
 				}
 				for i := range uint16(10) {
-					for _, dial := range []struct {
+					for j, dial := range []struct {
 						name   string
 						caller *lab.Caller
 						ns     *lab.Namespace
 						from   netip.Addr
+						forger *lab.Namespace
 						vip    netip.AddrPort
 						to     netip.AddrPort
 					}{
-						{victims[0].Name, callers[0], victims[0].Namespace, podIPs(victims[0])[f], service, backend},
-						{victims[1].Name, callers[1], victims[1].Namespace, podIPs(victims[1])[f], service, backend},
-						{"the client", outside, w.Client.Namespace, hostIPs(w.Client)[f], external, external},
+						{victims[0].Name, callers[0], victims[0].Namespace, podIPs(victims[0])[f], attacker, service, backend},
+						{victims[1].Name, callers[1], victims[1].Namespace, podIPs(victims[1])[f], attacker, service, backend},
+						{"the client", outside, w.Client.Namespace, hostIPs(w.Client)[f], attacker, external, external},
+						{victims[0].Name + ", forged outside", callers[0], victims[0].Namespace, podIPs(victims[0])[f], w.Client.Namespace, external, backend},
 					} {
-						from := netip.AddrPortFrom(dial.from, uint16(50000+s.number*100)+i)
+						from := netip.AddrPortFrom(dial.from, uint16(50000+s.number*100+j*20)+i)
 						for _, network := range networks {
-							lab.Must(t, forgeFirst(attacker, network, from, dial.vip))
+							lab.Must(t, forgeFirst(dial.forger, network, from, dial.vip))
 							answer, err := answerTo(dial.caller, lab.Exchange{Network: network, Address: dial.to.String(), From: from.String(), Timeout: dialTimeout})
 							if err != nil || answer.Name != s.backends[0].name {
 								t.Errorf("%s, %s of %s to %s: %q, %v", f, network, dial.name, s.name(), answer.Name, err)
