@@ -14,15 +14,15 @@
 #include "sock.h"
 
 /*
- * own_bound_addr is bound_addr for an address that the network namespace has. Any socket can be bound to others
+ * own_chosen_addr is chosen_addr for an address that the network namespace has. Any socket can be bound to others
  * (IP_FREEBIND), and send nothing from there. That a namespace has an address is known for up to some seconds. The
  * cookie is inverted, so that its hash differs from that of an address which a socket has dialed.
  */
-static __always_inline bool own_bound_addr(struct bpf_sock_addr *ctx, bool v6, struct addr *a)
+static __always_inline bool own_chosen_addr(struct bpf_sock_addr *ctx, bool v6, struct addr *a)
 {
 	__u64 h;
 
-	if (!bound_addr(ctx, v6, a) || addr_is_loopback(a))
+	if (!chosen_addr(ctx, v6, a) || addr_is_loopback(a))
 		return false;
 	if (is_host_netns(ctx))
 		return may_be_nodes(addr_hash(a)) && addr_flags(a) & ADDR_NODE;
@@ -36,13 +36,13 @@ static __always_inline bool own_bound_addr(struct bpf_sock_addr *ctx, bool v6, s
 }
 
 /*
- * client_addr sets a to the address of a socket, of IPv4 or IPv6, before the kernel has chosen one: what
- * the socket is bound to, or else that of the node for the node's own processes, and the first of its network
+ * client_addr sets a to the address of a socket, of IPv4 or IPv6, before the kernel has chosen one: what the
+ * application has bound it to, or else that of the node for the node's own processes, and the first of its network
  * namespace for others. It is false if there is none.
  */
 static __always_inline bool client_addr(struct bpf_sock_addr *ctx, bool v6, bool v4, struct addr *a)
 {
-	if (own_bound_addr(ctx, v6, a))
+	if (own_chosen_addr(ctx, v6, a))
 		return true;
 	return is_host_netns(ctx) ? node_addr(v4, a) : netns_addr(ctx, v4, a);
 }
@@ -60,7 +60,7 @@ static __always_inline __u32 client_number(struct bpf_sock_addr *ctx, bool v6, b
 	struct addr a = {};
 	__u32 whose, number;
 
-	if (own_bound_addr(ctx, v6, &a))
+	if (own_chosen_addr(ctx, v6, &a))
 		return client_at(&a);
 	h = (2 * cookie + v4) * 0x9e3779b97f4a7c15;
 	whose = h + (bpf_jiffies64() >> KNOWN_SHIFT);

@@ -7,7 +7,9 @@
 #define SLUICE_DIAL_H
 
 #include <stdbool.h>
+#include <bpf/bpf_core_read.h>
 
+#include "kernel.h"
 #include "pick.h"
 
 /*
@@ -103,6 +105,14 @@ static __always_inline enum reason lookup_dial(const struct frontend_key *origin
 static __always_inline bool is_nodes_cluster_ip(const struct frontend_key *original_dst)
 {
 	return addr_flags(&original_dst->addr) & ADDR_NODE && is_cluster_ip(original_dst);
+}
+
+/* The application has chosen the address of a socket. */
+#define SOCK_BINDADDR_LOCK 4
+
+static __always_inline bool has_chosen_addr(const struct sock *sk)
+{
+	return BPF_CORE_READ_BITFIELD_PROBED(sk, sk_userlocks) & SOCK_BINDADDR_LOCK;
 }
 
 /*

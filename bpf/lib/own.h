@@ -82,8 +82,29 @@ __noinline int find_own_pool(void)
 }
 
 /*
- * pick_own picks a backend of pkt->pool for a process of this node. It is global, so that the verifier walks
- * it once.
+ * find_own_client sets pkt->key.src to the address by which the process that sends the packet is a client, as at sockets:
+ * that of the node, unless the application has chosen another. The source of the packet may be that of any uplink. It
+ * is global, so that the verifier walks it once.
+ */
+__noinline int find_own_client(struct __sk_buff *ctx)
+{
+	struct packet *pkt = packet_at(HOOK_INGRESS);
+	struct bpf_sock *held = ctx->sk;
+	const struct sock *sk = NULL;
+	const struct flow_key *came;
+
+	if (!pkt)
+		return 0;
+	came = &pkt->ip.key;
+	bpf_probe_read_kernel(&sk, sizeof(sk), &held);
+	if (has_chosen_addr(sk) || !node_addr(addr_is_v4(&came->src), &pkt->key.src))
+		pkt->key.src = came->src;
+	return 0;
+}
+
+/*
+ * pick_own picks a backend of pkt->pool for a process of this node: after find_own_client. It is global, so that the
+ * verifier walks it once.
  */
 __noinline int pick_own(void)
 {
@@ -91,6 +112,7 @@ __noinline int pick_own(void)
 	struct affinity_key client;
 	const struct backend *be;
 	const struct pool *pool;
+	__u32 seed;
 
 	if (!pkt)
 		return REASON_DROP_BACKEND_MISSING;
@@ -98,8 +120,10 @@ __noinline int pick_own(void)
 	if (pool->flags & POOL_SOURCE_RANGES && !(pool->flags & POOL_NODE_IN_RANGES) &&
 	    !is_in_ranges(pool, &pkt->ip.key.src))
 		return REASON_DROP_SOURCE_RANGE;
-	client = addr_client(pool->service_port_id, &pkt->ip.key.src);
-	be = pick_backend(pool, &client, seed_of_packet(pool, &pkt->ip.key), pkt->now, false);
+	client = addr_client(pool->service_port_id, &pkt->key.src);
+	seed = pool->algorithm == ALGORITHM_SH ? client_at(&pkt->key.src) :
+						 seed_of_packet(pool, &pkt->ip.key);
+	be = pick_backend(pool, &client, seed, pkt->now, false);
 	if (!be)
 		return why_no_backend(pool);
 	pkt->backend = *be;
@@ -113,10 +137,12 @@ __noinline int pick_own(void)
 static __always_inline enum reason open_own(struct __sk_buff *ctx, struct packet *pkt)
 {
 	const struct flow_key *came = &pkt->ip.key;
-	enum reason why = pick_own();
 	const struct backend *be;
+	enum reason why;
 	int i;
 
+	find_own_client(ctx);
+	why = pick_own();
 	if (why)
 		return why;
 	pkt->flow = (struct flow){

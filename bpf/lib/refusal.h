@@ -95,8 +95,8 @@ static __always_inline struct sock_state *refused_socket(struct __sk_buff *ctx, 
 
 /*
  * hide hides the refusal at a hook, an RST or an error, from the client, a hash, if its connection can be tried
- * elsewhere, and returns 1, or 0 if the refusal has to pass. pkt->flow has what the client has dialled, and the
- * backend that refuses. It is global, so that the verifier walks it once.
+ * elsewhere, and returns 1, or 0 if the refusal has to pass. pkt->key has what the client has dialled, as the destination,
+ * and pkt->flow the backend that refuses. It is global, so that the verifier walks it once.
  */
 __noinline int hide(struct __sk_buff *ctx, __u32 hook, __u32 client)
 {
@@ -109,8 +109,8 @@ __noinline int hide(struct __sk_buff *ctx, __u32 hook, __u32 client)
 		return 0;
 	f = &pkt->flow;
 	pool = &pkt->pool;
-	original_dst.addr = f->original_dst;
-	original_dst.port = f->original_port;
+	original_dst.addr = pkt->key.dst;
+	original_dst.port = pkt->key.dst_port;
 	original_dst.scope = f->flags & FLOW_BY_PODS ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
 	if (!find_pool_of(&original_dst, f->service_port_id, pool) ||
 	    pool->flags & POOL_NO_RESTEER ||
@@ -142,9 +142,9 @@ __noinline int hide_from_socket(struct __sk_buff *ctx, __u32 hook)
 	if (!state || state->refused || state->resteered || state->shows_nothing ||
 	    (config_bridge_port && is_beside(ctx, &pkt->key)))
 		return 0;
+	pkt->key.dst = state->original_dst;
+	pkt->key.dst_port = state->original_port;
 	pkt->flow = (struct flow){
-		.original_dst = state->original_dst,
-		.original_port = state->original_port,
 		.service_port_id = state->service_port_id,
 		.backend_id = state->backend_id,
 		.flags = FLOW_BY_PODS,
@@ -173,14 +173,16 @@ __noinline int hide_from_client(struct __sk_buff *ctx, __u32 hook)
 	if (!from || !answers || from->state != FLOW_NEW || from->end != pkt->tcp.ack ||
 	    (from->ending | answers->ending) & FLOW_REFUSED)
 		return 0;
+	pkt->key.dst = f->original_dst;
+	pkt->key.dst_port = f->original_port;
 	if (f->flags & FLOW_RESTEERED) {
 		state = resteers_sockets() || (resteers_own() && is_of_node(f)) ?
 				refused_socket(ctx, pkt) :
 				NULL;
 		if (!state)
 			return 0;
-		f->original_dst = state->original_dst;
-		f->original_port = state->original_port;
+		pkt->key.dst = state->original_dst;
+		pkt->key.dst_port = state->original_port;
 	}
 	if (!hide(ctx, hook, client_of(f)))
 		return 0;

@@ -145,6 +145,15 @@ static __always_inline const struct sock *sock_of(struct bpf_sock_addr *ctx)
 }
 
 /*
+ * chosen_addr is bound_addr for an address that the application has chosen. A UDP socket that was connected before also
+ * has one, by which the kernel reached that peer.
+ */
+static __always_inline bool chosen_addr(struct bpf_sock_addr *ctx, bool v6, struct addr *a)
+{
+	return bound_addr(ctx, v6, a) && has_chosen_addr(sock_of(ctx));
+}
+
+/*
  * is_kernel_socket reports whether a socket belongs to the kernel itself (NFS, ceph). A TCP socket can
  * be read without copying, which is faster.
  */
@@ -323,7 +332,7 @@ static __always_inline enum source source_of(struct bpf_sock_addr *ctx, bool v6,
 /*
  * check_source checks the client against loadBalancerSourceRanges. The kernel has not chosen a
  * source address yet: the node's own traffic counts as coming from the node IP, as in kube-proxy's
- * rules, and a pod's from the address of the pod.
+ * rules, unless the application has chosen another, and a pod's from the address of the pod.
  */
 static __always_inline enum reason check_source(struct bpf_sock_addr *ctx, bool v6,
 						const struct pool *pool, const struct addr *to)
@@ -333,7 +342,7 @@ static __always_inline enum reason check_source(struct bpf_sock_addr *ctx, bool 
 	if (!(pool->flags & POOL_SOURCE_RANGES))
 		return REASON_NEXT;
 	if (is_host_netns(ctx))
-		return check_client(pool, bound_addr(ctx, v6, &source) ? &source : NULL);
+		return check_client(pool, chosen_addr(ctx, v6, &source) ? &source : NULL);
 	if (!source_of(ctx, v6, to, &source))
 		return REASON_DROP_SOURCE_RANGE;
 	return check_client(pool, &source);

@@ -1,12 +1,15 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/bpf"
@@ -49,6 +52,9 @@ func TestClientIsItsAddress(t *testing.T) {
 	pod, host := w.pod(t), w.host(t)
 	second4, bridge4 := netip.MustParseAddr("10.244.1.100"), netip.MustParseAddr("10.244.1.1")
 	lab.Must(t, w.client.AddAddress("eth0", netip.PrefixFrom(second4, 24)))
+	for _, a := range []netip.Addr{w.node.IPv4, w.node.IPv6, bridge4} {
+		w.mark(t, a, maps.AddrNode)
+	}
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			b := w.balance(t, way, maps.AlgorithmSH, 0)
@@ -87,6 +93,120 @@ func TestClientIsItsAddress(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A UDP socket of the node that is connected again keeps the address by which the kernel reached its first peer. It is the
+// client that it was, also for source ranges.
+func TestClientConnectsAgain(t *testing.T) {
+	w := newWorld(t)
+	w.needsNode(t)
+	host := w.host(t)
+	for _, test := range []struct {
+		network, other, at, ranges string
+		to                         []string
+		node, bridge               netip.Addr
+	}{
+		{"udp4", "10.96.0.1:80", "10.96.0.2:80", "192.168.50.0/24", w.all4(), w.node.IPv4, netip.MustParseAddr("10.244.1.1")},
+		{"udp6", "[fd00:96::1]:80", "[fd00:96::2]:80", "fd00:50::/64", w.all6(), w.node.IPv6, netip.MustParseAddr("fd00:10:244:1::1")},
+	} {
+		t.Run(test.network, func(t *testing.T) {
+			for _, a := range []netip.Addr{test.node, test.bridge} {
+				w.mark(t, a, maps.AddrNode)
+			}
+			w.add(t, service{proto: "udp", at: []string{test.other}, to: test.to})
+			s := w.add(t, service{
+				proto: "udp", at: []string{test.at}, to: test.to, affinity: 1000,
+				flags: maps.PoolSourceRanges | maps.PoolNodeInRanges, ranges: []string{test.ranges},
+			})
+			socket := mustSocket(t, host, test.network)
+			lab.Must(t, socket.Connect(test.other))
+			if local, err := socket.Local(); err != nil || local.Addr() != test.bridge {
+				t.Fatalf("it has the address %s, %v", local, err)
+			}
+			counted := w.counted(t, func() { lab.Must(t, socket.Connect(test.at)) })
+			if counted[maps.ReasonTranslated] != 1 {
+				t.Errorf("it is not translated: %v", counted)
+			}
+			for client, want := range map[netip.Addr]bool{test.node: true, test.bridge: false} {
+				_, has, err := w.Maps().Affinity.Lookup(affinityKey(client, s))
+				lab.Must(t, err)
+				if has != want {
+					t.Errorf("%s has affinity: %t", client, has)
+				}
+			}
+		})
+	}
+}
+
+// backendOfOwn waits for the flow of a socket of the node, and returns its backend.
+func (w *world) backendOfOwn(t testing.TB, from, at netip.AddrPort) (id uint32) {
+	t.Helper()
+	key := maps.FlowKeyOf(maps.HookEgress, unix.IPPROTO_UDP, from, at)
+	lab.Eventually(t, fmt.Sprintf("there is a flow from %s to %s", from, at), func() bool {
+		for _, table := range []*maps.Map[maps.FlowKey, maps.Flow]{w.Maps().Opening(key.Proto), w.Maps().Flows} {
+			f, has, err := table.Lookup(key)
+			lab.Must(t, err)
+			if has {
+				id = f.BackendId
+
+				return true
+			}
+		}
+
+		return false
+	})
+
+	return id
+}
+
+// A process of a node with several uplinks is one client. A datagram that no socket hook has translated has the address
+// of the uplink to which the route to the Service leads.
+func TestClientOfSeveralUplinks(t *testing.T) {
+	w := newWorldBy(t, lab.Routed)
+	w.needsNode(t)
+	uplink := netip.MustParseAddr("192.168.60.1")
+	device := w.client.Device
+	lab.Must(t, w.node.AddAddress(device, netip.PrefixFrom(uplink, 24)))
+	w.mark(t, w.node.IPv4, maps.AddrNode)
+	w.mark(t, uplink, maps.AddrNode)
+	w.mustAttachPods(t)
+	lab.MustDo(t, w.node.Namespace, func() error {
+		link, err := net.InterfaceByName(device)
+		if err != nil {
+			return err
+		}
+
+		return errors.Join(
+			w.Maps().Devices.Put(uint32(link.Index), maps.Device{SourceV4: maps.AddrOf(uplink)}),
+			w.node.Netlink().RouteReplace(&netlink.Route{
+				Dst: &net.IPNet{IP: net.IPv4(10, 96, 0, 0), Mask: net.CIDRMask(16, 32)}, LinkIndex: link.Index,
+				Gw: w.client.IPv4.AsSlice(), Src: uplink.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			}),
+		)
+	})
+	host := w.host(t)
+	for i := range 6 {
+		for j, client := range []netip.Addr{w.node.IPv4, uplink} {
+			at, bound := fmt.Sprintf("10.96.%d.%d:80", i, j+1), ""
+			if client == uplink {
+				bound = uplink.String() + ":0"
+			}
+			socket := mustSocket(t, host, "udp4")
+			if bound != "" {
+				lab.Must(t, socket.Bind(bound))
+			}
+			lab.Must(t, socket.Connect(at))
+			local, err := socket.Local()
+			if err != nil || local.Addr() != uplink {
+				t.Fatalf("it has the address %s, %v", local, err)
+			}
+			s := w.add(t, service{proto: "udp", at: []string{at}, to: w.all4(), algorithm: maps.AlgorithmSH, affinity: 1000 * uint32(i%2)})
+			lab.Must(t, socket.Send("who"))
+			if got := w.backendOfOwn(t, local, netip.MustParseAddrPort(at)); got != s.hashedTo(client) {
+				t.Errorf("bound to %q: backend %d, want %d of %s", bound, got, s.hashedTo(client), client)
+			}
+		}
 	}
 }
 
