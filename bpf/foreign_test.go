@@ -320,6 +320,10 @@ func TestExchangeBesideAFlow(t *testing.T) {
 							c.says(t, second(proto, p.client, clusterIP))
 							c.hears(t, third(proto, backend, p.client))
 						}
+						lab.Must(t, w.maps.Backends.Put(maps.Index(w.flowOf(t, p.client, clusterIP).BackendId), maps.Backend{}))
+						w.wait(t, 2*time.Second)
+						asks = second(proto, p.client, backend).numbered(1<<20 + 1)
+						w.ingress(t, p, asks).becomes(asks.fromPort(port), maps.ReasonFlow)
 					})
 				})
 			}

@@ -9,8 +9,9 @@
 
 /*
  * may_be_direct reports whether a packet to an address of no Service may open a connection to a
- * backend that has a flow, or belong to a direct connection that has one: see open_beside. Until
- * there was such a connection on this node, only a SYN costs more than a look at its flags.
+ * backend that has a flow, or belong to a direct connection that has one: see open_beside. Until there
+ * was such a connection on this node, or a flow of UDP beside which there may be one, only a SYN costs more than a
+ * look at its flags.
  */
 static __always_inline bool may_be_direct(struct __sk_buff *ctx, const struct network *net)
 {

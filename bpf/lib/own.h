@@ -117,8 +117,7 @@ __noinline int pick_own(void)
 	if (!pkt)
 		return REASON_DROP_BACKEND_MISSING;
 	pool = &pkt->pool;
-	if (pool->flags & POOL_SOURCE_RANGES && !(pool->flags & POOL_NODE_IN_RANGES) &&
-	    !is_in_ranges(pool, &pkt->ip.key.src))
+	if (pool->flags & POOL_SOURCE_RANGES && !is_in_ranges(pool, &pkt->key.src))
 		return REASON_DROP_SOURCE_RANGE;
 	client = addr_client(pool->service_port_id, &pkt->key.src);
 	seed = pool->algorithm == ALGORITHM_SH ? client_at(&pkt->key.src) :

@@ -312,6 +312,15 @@ static __always_inline bool has_backend(const struct flow *f)
 }
 
 /*
+ * goes_direct reports whether a flow is one with the backend itself: see open_beside. An exchange has no Service then
+ * that the backend could leave, and keeps its port as long as its flow is there.
+ */
+static __always_inline bool goes_direct(const struct flow *f)
+{
+	return addr_equal(&f->original_dst, &f->backend);
+}
+
+/*
  * starts_new_flow reports whether this packet, though it has an entry, is the first one of a new
  * flow, which gets a backend of its own: the old one has lost its backend or, if it is half open,
  * an entry of its replies, or it has ended.
@@ -332,7 +341,7 @@ static __noinline bool starts_new_flow(struct packet *pkt, struct flow *f, bool 
 	if (half_open &&
 	    (!answers_of(pkt, f) || (is_masqueraded(f) && !entry_of(pkt, f, FLOW_FROM_BACKEND))))
 		return true;
-	if (udp && !is_due(f, pkt->now))
+	if (udp && (goes_direct(f) || !is_due(f, pkt->now)))
 		return false;
 	if (udp)
 		f->ack = checked_at(pkt->now);
