@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -165,11 +164,8 @@ func (w *world) backendOfOwn(t testing.TB, from, at netip.AddrPort) (id uint32) 
 func TestClientOfSeveralUplinks(t *testing.T) {
 	w := newWorldBy(t, lab.Routed)
 	w.needsNode(t)
-	uplink := netip.MustParseAddr("192.168.60.1")
 	device := w.client.Device
-	lab.Must(t, w.node.AddAddress(device, netip.PrefixFrom(uplink, 24)))
-	w.mark(t, w.node.IPv4, maps.AddrNode)
-	w.mark(t, uplink, maps.AddrNode)
+	uplink4, uplink6 := netip.MustParseAddr("192.168.60.1"), netip.MustParseAddr("fd00:60::2")
 	w.mustAttachPods(t)
 	lab.MustDo(t, w.node.Namespace, func() error {
 		link, err := net.InterfaceByName(device)
@@ -177,36 +173,56 @@ func TestClientOfSeveralUplinks(t *testing.T) {
 			return err
 		}
 
-		return errors.Join(
-			w.Maps().Devices.Put(uint32(link.Index), maps.Device{SourceV4: maps.AddrOf(uplink)}),
-			w.node.Netlink().RouteReplace(&netlink.Route{
-				Dst: &net.IPNet{IP: net.IPv4(10, 96, 0, 0), Mask: net.CIDRMask(16, 32)}, LinkIndex: link.Index,
-				Gw: w.client.IPv4.AsSlice(), Src: uplink.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
-			}),
-		)
+		return w.Maps().Devices.Put(uint32(link.Index), maps.Device{SourceV4: maps.AddrOf(uplink4), SourceV6: maps.AddrOf(uplink6)})
 	})
-	host := w.host(t)
-	for i := range 6 {
-		for j, client := range []netip.Addr{w.node.IPv4, uplink} {
-			at, bound := fmt.Sprintf("10.96.%d.%d:80", i, j+1), ""
-			if client == uplink {
-				bound = uplink.String() + ":0"
+	for _, test := range []struct {
+		network, vip          string // of the i-th Service of the j-th client
+		services              netip.Prefix
+		node, uplink, gateway netip.Addr
+		to                    []string
+	}{
+		{"udp4", "10.96.%d.%d:80", netip.MustParsePrefix("10.96.0.0/16"), w.node.IPv4, uplink4, w.client.IPv4, w.all4()},
+		{"udp6", "[fd00:96::%d:%d]:80", netip.MustParsePrefix("fd00:96::/64"), w.node.IPv6, uplink6, w.client.IPv6, w.all6()},
+	} {
+		t.Run(test.network, func(t *testing.T) {
+			lab.Must(t, w.node.AddAddress(device, netip.PrefixFrom(test.uplink, test.uplink.BitLen()-8)))
+			w.mark(t, test.node, maps.AddrNode)
+			w.mark(t, test.uplink, maps.AddrNode)
+			lab.MustDo(t, w.node.Namespace, func() error {
+				link, err := net.InterfaceByName(device)
+				if err != nil {
+					return err
+				}
+
+				return w.node.Netlink().RouteReplace(&netlink.Route{
+					Dst:       &net.IPNet{IP: test.services.Addr().AsSlice(), Mask: net.CIDRMask(test.services.Bits(), test.services.Addr().BitLen())},
+					LinkIndex: link.Index, Gw: test.gateway.AsSlice(), Src: test.uplink.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+				})
+			})
+			host := w.host(t)
+			for i := range 6 {
+				for j, client := range []netip.Addr{test.node, test.uplink} {
+					at := fmt.Sprintf(test.vip, i, j+1)
+					socket := mustSocket(t, host, test.network)
+					if client == test.uplink {
+						lab.Must(t, socket.Bind(netip.AddrPortFrom(test.uplink, 0).String()))
+					}
+					lab.Must(t, socket.Connect(at))
+					local, err := socket.Local()
+					if err != nil || local.Addr() != test.uplink {
+						t.Fatalf("it has the address %s, %v", local, err)
+					}
+					s := w.add(t, service{proto: "udp", at: []string{at}, to: test.to, algorithm: maps.AlgorithmSH, affinity: 1000 * uint32(i%2)})
+					if s.hashedTo(test.node) == s.hashedTo(test.uplink) {
+						t.Fatal("both addresses have one hash: this shows nothing")
+					}
+					lab.Must(t, socket.Send("who"))
+					if got := w.backendOfOwn(t, local, netip.MustParseAddrPort(at)); got != s.hashedTo(client) {
+						t.Errorf("bound: %t: backend %d, want %d of %s", client == test.uplink, got, s.hashedTo(client), client)
+					}
+				}
 			}
-			socket := mustSocket(t, host, "udp4")
-			if bound != "" {
-				lab.Must(t, socket.Bind(bound))
-			}
-			lab.Must(t, socket.Connect(at))
-			local, err := socket.Local()
-			if err != nil || local.Addr() != uplink {
-				t.Fatalf("it has the address %s, %v", local, err)
-			}
-			s := w.add(t, service{proto: "udp", at: []string{at}, to: w.all4(), algorithm: maps.AlgorithmSH, affinity: 1000 * uint32(i%2)})
-			lab.Must(t, socket.Send("who"))
-			if got := w.backendOfOwn(t, local, netip.MustParseAddrPort(at)); got != s.hashedTo(client) {
-				t.Errorf("bound to %q: backend %d, want %d of %s", bound, got, s.hashedTo(client), client)
-			}
-		}
+		})
 	}
 }
 
