@@ -28,11 +28,11 @@ demo: ready-demo build ## shows what Sluice does, in a minute, on this machine
 	$(go_build) -o bin/sluice-demo ./test/demo
 	bin/sluice-demo
 
-# What has been tested with the same sources, kernel and packages is not tested again. go does not
-# see what bench, a module of its own, builds of this one.
-on = $(shell uname -srvm) $(shell stat -c %Y /var/lib/dpkg/status 2>/dev/null)
+# What the same user has tested with the same sources, kernel and packages is not tested again. go
+# does not see what bench, a module of its own, builds of this one.
+tested_on = $(shell uname -srvm; id -u; stat -c %Y /var/lib/dpkg/status 2>/dev/null)
 test: ready-test ## all tests; the first time it builds a Kubernetes to test against
-	SLUICE_TEST_KERNEL='$(on)' go test -timeout 20m ./...
+	SLUICE_TEST_KERNEL='$(tested_on)' go test -timeout 20m ./...
 	cd bench && go test -count=1 -timeout 20m ./...
 
 check: lint ## what needs neither root nor a kernel: linters, policies, the writer, manifests and docs; in a minute

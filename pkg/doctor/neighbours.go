@@ -253,7 +253,7 @@ func checkMesh(n Node) []Finding {
 	var found []Finding
 	if len(in) > 0 {
 		found = append(found, warning("a mesh gets the endpoint's address instead of the Service's, and may let pass what it is to refuse, in: "+status.ListText(in),
-			"Opt these pods out of translation at sockets, or the Services that they use.")...)
+			"Opt these pods out of translation at sockets. (Where the Services that they use have opted out, nothing is left to do.)")...)
 	}
 	if len(unknown) > 0 {
 		found = append(found, warning("a mesh redirects connections in these, of which is not known whether they have opted out: "+status.ListText(unknown),

@@ -94,8 +94,8 @@ func Resolve(svc *Service, slices []*EndpointSlice, node *Node) Resolution {
 	return resolve(svc, slices, node, &Memory{})
 }
 
-// Memory is what a [Resolution] takes. The zero value is ready for use. Who resolves many Services, and keeps none of the
-// resolutions, uses the same for all.
+// Memory is what a [Resolution] takes. The zero value is ready for use. One serves many
+// Services, one after the other, if no resolution is kept.
 type Memory struct {
 	frontends []Frontend
 	endpoints []EndpointState

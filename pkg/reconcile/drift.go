@@ -208,13 +208,24 @@ func (c *Comparison) broken(key maps.FrontendKey) {
 	})
 }
 
+// held yields keys with pauses between them, and not those that the writer removes in a pause.
+func held[K comparable, V any](c *Comparison, have map[K]V) iter.Seq[K] {
+	return func(yield func(K) bool) {
+		for k := range have {
+			if !c.next() {
+				return
+			}
+			if _, there := have[k]; there && !yield(k) {
+				return
+			}
+		}
+	}
+}
+
 // filters finds addresses and node ports that the filters would not let through.
 func (c *Comparison) filters() {
 	addrs, covers := c.r.addrs, c.r.tables.CIDRCovers
-	for k := range addrs.have {
-		if !c.next() {
-			return
-		}
+	for k := range held(c, addrs.have) {
 		if !addrs.filter.May(k) {
 			c.found(maps.NameAddrFilter, k.IP().String(), "is missing", func() error {
 				addrs.filter.Add(k)
@@ -224,10 +235,7 @@ func (c *Comparison) filters() {
 			})
 		}
 	}
-	for k := range c.r.serviceCIDRs.have {
-		if !c.next() {
-			return
-		}
+	for k := range held(c, c.r.serviceCIDRs.have) {
 		if isCovered(k) && !covers.May(k.Addr) {
 			c.found(maps.NameCIDRCovers, k.Prefix().String(), "is missing", func() error {
 				covers.Add(k)
@@ -237,10 +245,7 @@ func (c *Comparison) filters() {
 			})
 		}
 	}
-	for k := range c.r.frontendIDs.have {
-		if !c.next() {
-			return
-		}
+	for k := range held(c, c.r.frontendIDs.have) {
 		if port := maps.Port(k.Port); ofEveryAddr(k) && !addrs.ports.May(port) {
 			c.found(maps.NamePortFilter, strconv.Itoa(int(port)), "is missing", func() error {
 				addrs.ports.Add(port)

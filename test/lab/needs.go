@@ -54,6 +54,9 @@ var lookAtProduct = sync.OnceValue(func() error {
 			if err == nil {
 				_, err = os.Stat(path)
 			}
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // `make generate` has removed it meanwhile
+			}
 
 			return err
 		})
