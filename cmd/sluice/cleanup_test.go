@@ -35,4 +35,7 @@ func TestOneCleanupAtATime(t *testing.T) {
 		t.Fatalf("after the other has ended: %v", err)
 	}
 	lab.Must(t, again.Release())
+	if left, err := os.ReadDir(where.bpfRoot); err != nil || len(left) > 0 {
+		t.Errorf("the lock has left %v, %v", left, err)
+	}
 }

@@ -21,6 +21,7 @@ var ErrRunning = errors.New("another agent is running")
 type MapsLock struct {
 	bpfRoot string
 	folder  *os.File // open and locked; nil: none is
+	goes    bool     // with the lock, as it is for that only
 }
 
 // LockMaps takes the lock of a bpf root, and makes the folder if it is missing. The
@@ -87,8 +88,18 @@ func (l *MapsLock) Release() error {
 	}
 	folder := l.folder
 	l.folder = nil
+	if !l.goes {
+		return folder.Close()
+	}
+	locked, err := folder.Stat()
+	if err != nil {
+		return errors.Join(fmt.Errorf("bpf root: %w", err), folder.Close())
+	}
+	if now, err := os.Stat(l.bpfRoot); err == nil && os.SameFile(locked, now) {
+		return errors.Join(os.Remove(l.bpfRoot), folder.Close())
+	}
 
-	return folder.Close()
+	return folder.Close() // it has gone with the pins
 }
 
 // cleanupDir is the folder that cleanups lock. It has no pins.
@@ -97,7 +108,7 @@ func cleanupDir(bpfRoot string) string { return filepath.Join(bpfRoot, "cleanup"
 // LockCleanup takes the lock that one cleanup of a bpf root has at a time, also beside an agent,
 // which has the [MapsLock]. Only what may write below the bpf root can take it. Where there is no bpf
 // root there is nothing to lock, because no agent runs. The error wraps [ErrRunning] if another
-// process has the lock. The caller releases it.
+// process has the lock. The caller releases it, which leaves nothing.
 func LockCleanup(bpfRoot string) (*MapsLock, error) {
 	if _, err := os.Stat(bpfRoot); errors.Is(err, fs.ErrNotExist) {
 		return &MapsLock{}, nil
@@ -106,7 +117,12 @@ func LockCleanup(bpfRoot string) (*MapsLock, error) {
 		return nil, err
 	}
 
-	return LockMaps(cleanupDir(bpfRoot))
+	l := &MapsLock{bpfRoot: cleanupDir(bpfRoot), goes: true}
+	if err := l.Renew(); err != nil {
+		return nil, errors.Join(err, l.Release())
+	}
+
+	return l, nil
 }
 
 // LockFile locks an open file or folder until it is closed. The error is [ErrRunning] if
