@@ -245,6 +245,15 @@ func (m *Manifests) scan(now bool) {
 			due = append(due, name)
 		}
 	}
+	complete := m.read(due, now)
+	if m.forget(found, now) || len(due) > 0 {
+		m.apply(complete)
+	}
+	m.report(m.cfg.Dir, m.folderProblems(entries))
+}
+
+// read reads these files, but for those that are too much for one scan. It returns false if there are such.
+func (m *Manifests) read(due []string, now bool) bool {
 	slices.SortStableFunc(due, func(a, b string) int { return cmp.Compare(m.files[a].version.size, m.files[b].version.size) })
 	latest := ""
 	for _, name := range due {
@@ -252,7 +261,7 @@ func (m *Manifests) scan(now bool) {
 			latest = name
 		}
 	}
-	changed, left, complete := len(due) > 0, int64(scanBytes), true
+	left, complete := int64(scanBytes), true
 	for i, name := range due {
 		file := m.files[name]
 		if left -= file.version.size; left < 0 && i > 0 && !now && name != latest {
@@ -270,6 +279,12 @@ func (m *Manifests) scan(now bool) {
 		}
 		file.parse(name, content, err, m.cfg.NodeName)
 	}
+	return complete
+}
+
+// forget forgets the files that were not found, and reports whether there are such.
+func (m *Manifests) forget(found map[string]bool, now bool) bool {
+	gone := false
 	for name, file := range m.files {
 		switch {
 		case found[name]:
@@ -278,13 +293,10 @@ func (m *Manifests) scan(now bool) {
 		default:
 			delete(m.files, name)
 			m.report(filepath.Join(m.cfg.Dir, name), nil)
-			changed = true
+			gone = true
 		}
 	}
-	if changed {
-		m.apply(complete)
-	}
-	m.report(m.cfg.Dir, m.folderProblems(entries))
+	return gone
 }
 
 // folderProblems returns a problem if the directory has other files and no manifest.
